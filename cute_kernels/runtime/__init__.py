@@ -1,0 +1,1 @@
+"""Host side: architecture, compile and cache, ahead-of-time artifacts, launch."""

@@ -1,0 +1,63 @@
+"""What a kernel is to the runtime: a frozen dataclass of compile-time facts that can compile itself."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import functools
+import hashlib
+import shutil
+import tempfile
+from typing import Any, ClassVar
+
+_SCALARS = (str, int, bool, float)
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(_is_plain(item) for item in value)
+    return type(value) in _SCALARS
+
+
+class Kernel:
+    """Base of every kernel specialisation: a frozen dataclass whose fields are all that changes its machine code.
+
+    Fields are str, int, bool, float, or tuples of these, so that two processes agree on a kernel's name, and so that
+    nothing that varies from call to call (a tensor, a device, a length) can cause a new compile.
+    """
+
+    operator: ClassVar[str]  # a C identifier: the public operator's name
+
+    def symbol(self) -> str:
+        """The exported function's name: unique to these fields, because many kernels live in one process."""
+        fields = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not _is_plain(value):
+                raise TypeError(
+                    f"{type(self).__name__}.{field.name} is {type(value).__name__} {value!r}: "
+                    "a kernel's fields must be str, int, bool, float, or tuples of these"
+                )
+            fields.append(f"{field.name}={value!r}")
+        text = f"{type(self).__module__}.{type(self).__qualname__}({', '.join(fields)})"
+        return f"{self.operator}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+    def compile(self, arch: str) -> Any:
+        """Returns what `cute.compile(..., options=compile_options(arch))` returns. Imports cutlass inside.
+
+        The host function must take its tensors, ints and floats positionally, then the environment's stream.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say how to compile itself")
+
+
+@functools.cache
+def _scratch() -> str:
+    """Where the compiler drops the files that it writes when asked to keep PTX and cubin; they are read from memory."""
+    folder = tempfile.mkdtemp(prefix="cute_kernels-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def compile_options(arch: str) -> str:
+    """The options of every `cute.compile`: calls through TVM-FFI, for `arch`, with PTX and cubin kept on the object."""
+    return f"--enable-tvm-ffi --gpu-arch={arch} --keep-ptx --keep-cubin --dump-dir={_scratch()}"
