@@ -1,4 +1,4 @@
-"""Kernels compiled ahead of time: `python -m cute_kernels build` writes them, $CUTE_KERNELS_ARTIFACTS names them."""
+"""Kernels compiled ahead of time: `python -m cute_kernels build` makes them, $CUTE_KERNELS_ARTIFACTS names them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from cute_kernels.runtime import toolchain
 from cute_kernels.runtime.build import Built
+from cute_kernels.runtime.fingerprint import sources
 from cute_kernels.runtime.kernel import Kernel
 
 VARIABLE = "CUTE_KERNELS_ARTIFACTS"
@@ -22,7 +23,7 @@ def folder() -> Path | None:
 
 
 def load(kernel: Kernel, arch: str) -> Callable[..., Any] | None:
-    """The kernel's host function from the artifacts, or None where the compiler must make it.
+    """The kernel's host function from the artifacts; None where there are none, or not this one, but a compiler is.
 
     RuntimeError where the artifact can't be used, or is missing on a machine without the compiler.
     """
@@ -33,13 +34,16 @@ def load(kernel: Kernel, arch: str) -> Callable[..., Any] | None:
     if not built.metadata.exists():
         if importlib.util.find_spec("cutlass") is None:
             raise RuntimeError(
-                f"${VARIABLE}={where} has no {kernel} for {arch}, and nvidia-cutlass-dsl is not installed to compile "
-                f"it: build the artifacts again with this version of cute_kernels and --arch {arch}"
+                f"{where} (${VARIABLE}) has no {kernel} for {arch}, and nvidia-cutlass-dsl is not installed to compile "
+                "it: add it to the artifacts, or install nvidia-cutlass-dsl[cu13]"
             )
         return None
-    if not built.intact():
-        raise RuntimeError(f"{built.so} is broken (it does not match its metadata): build the artifacts again")
-    needs, driver = built.read_metadata()["cuda_major"], toolchain.driver_version()
-    if driver is not None and needs is not None and needs > driver // 1000:
-        raise RuntimeError(f"{built.so} needs a driver for CUDA {needs}; this one supports CUDA {driver // 1000}")
+    if not built.intact("so"):
+        raise RuntimeError(f"{built.so} is missing or damaged: build the artifacts again")
+    metadata = built.read_metadata()
+    if metadata.get("sources") != sources(kernel):
+        raise RuntimeError(f"{built.so} was built from other sources of cute_kernels: build the artifacts again")
+    needed, driver = metadata.get("cuda_major"), toolchain.driver_version()
+    if needed and driver and needed > driver // 1000:
+        raise RuntimeError(f"{built.so} needs a driver for CUDA {needed}; this one is for CUDA {driver // 1000}")
     return built.load()

@@ -61,16 +61,16 @@ class Backend:
 
 
 def _index(device: torch.device) -> int:
+    if device.type != "cuda":
+        raise NotImplementedError(
+            f"kernels run on CUDA devices of architecture {', '.join(arch_.NAMES)}, not on {device}"
+        )
     return torch.cuda.current_device() if device.index is None else device.index
 
 
 def _capturing(device: torch.device) -> bool:
-    from cuda.bindings import driver
-
-    error, status = driver.cuStreamIsCapturing(torch.cuda.current_stream(device).cuda_stream)
-    if error != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"the CUDA driver answered {error.name} for the current stream of {device}")
-    return status != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 _gpu = Backend()
