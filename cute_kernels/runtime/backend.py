@@ -41,10 +41,8 @@ class Backend:
         It takes raw tensors, ints and floats positionally, and launches on torch's current stream of their device.
         RuntimeError while a CUDA graph is being captured and the kernel isn't in memory yet.
         """
-        try:
-            return self._functions[kernel, device]
-        except KeyError:
-            return self._find(kernel, device)
+        function = self._functions.get((kernel, device))
+        return self._find(kernel, device) if function is None else function
 
     def _find(self, kernel: Kernel, device: torch.device) -> Callable[..., Any]:
         arch = self.arch(device)
@@ -69,6 +67,8 @@ def _index(device: torch.device) -> int:
 
 
 def _capturing(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
 
