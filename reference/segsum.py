@@ -106,6 +106,4 @@ def segsum(
     G = per_group.repeat_interleave(h // B.shape[3], -1)
     mask = lower_triangle(q, dt.device)[:, :, None]
     M = torch.where(mask, G * L.permute(0, 2, 3, 4, 1), 0.0)
-    return SegsumReference(
-        L, G if g_layout == "per_head" else per_group, M, a.cumsum(-1), torch.exp(later_sums(a))
-    )
+    return SegsumReference(L, G if g_layout == "per_head" else per_group, M, a.cumsum(-1), torch.exp(later_sums(a)))

@@ -409,15 +409,15 @@ def check_shape(
         raise _wrong("n_groups", n_groups, f"a divisor of num_heads, {num_heads}")
     if g_layout not in G_LAYOUTS:
         raise _wrong("g_layout", repr(g_layout), " or ".join(map(repr, G_LAYOUTS)))
-    problem = SegsumProblem(
-        chunk_size, num_heads, n_groups, d_state, dtype, dt_dtype, A_dtype, bias_dtype, g_layout
-    )
+    problem = SegsumProblem(chunk_size, num_heads, n_groups, d_state, dtype, dt_dtype, A_dtype, bias_dtype, g_layout)
     check_supported(problem)
     if device is None:
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
     probe = torch.empty(0, device=device)
     if not backend.current().handles(probe):
-        raise NotImplementedError(f"mamba_segsum: no kernel for device {probe.device}; plain PyTorch runs on CPU tensors")
+        raise NotImplementedError(
+            f"mamba_segsum: no kernel for device {probe.device}; plain PyTorch runs on CPU tensors"
+        )
     backend.current().arch(probe.device)
     return problem, probe.device
 
