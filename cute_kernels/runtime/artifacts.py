@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import importlib.util
+import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cute_kernels.runtime import toolchain
+from cute_kernels.runtime import build, toolchain
 from cute_kernels.runtime.build import Built
-from cute_kernels.runtime.fingerprint import sources
+from cute_kernels.runtime.fingerprint import fingerprint, sources
 from cute_kernels.runtime.kernel import Kernel
 
 VARIABLE = "CUTE_KERNELS_ARTIFACTS"
@@ -47,3 +49,31 @@ def load(kernel: Kernel, arch: str) -> Callable[..., Any] | None:
     if needed and driver and needed > driver // 1000:
         raise RuntimeError(f"{built.so} needs a driver for CUDA {needed}; this one is for CUDA {driver // 1000}")
     return built.load()
+
+
+def build_all(kernels: Iterable[Kernel], archs: Iterable[str], out: Path, jobs: int) -> Iterator[Built]:
+    """Compiles every kernel for every architecture into `out`, in `jobs` processes; yields each as it is done.
+
+    What is there already, made from the same sources by the same toolchain, is left as it is. RuntimeError names the
+    first kernel that failed; those not yet begun are then given up.
+    """
+    # Fresh processes: a fork would copy the compiler's locks and threads in whatever state they are.
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        tasks = {pool.submit(_build_one, kernel, arch, out): (kernel, arch) for kernel in kernels for arch in archs}
+        try:
+            for task in concurrent.futures.as_completed(tasks):
+                yield task.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _build_one(kernel: Kernel, arch: str, out: Path) -> Built:
+    built = Built(out, kernel.symbol(), arch)
+    if built.intact(*build.FILES) and built.read_metadata().get("fingerprint") == fingerprint(kernel):
+        return built
+    try:
+        return build.build(kernel, arch, out)
+    except Exception as error:
+        raise RuntimeError(f"{kernel} for {arch} failed: {error}") from error

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cute_kernels.runtime import toolchain
-from cute_kernels.runtime.fingerprint import sources
+from cute_kernels.runtime.fingerprint import fingerprint, sources
 from cute_kernels.runtime.kernel import Kernel, dump_folder
 
 # Threads that trace at once abort the process (nvidia-cutlass-dsl 4.8.1); compile in parallel with processes.
@@ -90,7 +90,8 @@ def build(kernel: Kernel, arch: str, folder: Path) -> Built:
     The files appear whole, one by one, the metadata last: a reader for whom they are `intact` has one build's set.
     OSError: there is no linker, or the folder can't be written. RuntimeError: the toolchain can't compile for `arch`.
     """
-    linker = _linker()
+    if linker() is None:  # before the compiler spends its seconds
+        raise FileNotFoundError("no C compiler was found to link kernels with: install gcc, or set CC")
     built = Built(Path(folder), kernel.symbol(), arch)
     built.folder.mkdir(parents=True, exist_ok=True)
     with compiler_lock, tempfile.TemporaryDirectory(dir=built.folder, prefix=".build-") as work:
@@ -100,7 +101,7 @@ def build(kernel: Kernel, arch: str, folder: Path) -> Built:
         if not isinstance(ptx, str) or not isinstance(cubin, bytes):  # so a toolchain that doesn't know `arch` ends
             raise RuntimeError(f"{kernel} was not compiled to machine code for {arch} by this toolchain")
         compiled.export_to_c(object_file_path=str(made.object), function_name=built.symbol)
-        _link(linker, made.object, made.so)
+        _link(made.object, made.so)
         made.ptx.write_text(ptx)
         made.cubin.write_bytes(cubin)
         metadata = {
@@ -110,6 +111,7 @@ def build(kernel: Kernel, arch: str, folder: Path) -> Built:
             "arch": arch,
             "launches": _launches(compiled),
             "sources": sources(kernel),
+            "fingerprint": fingerprint(kernel),
             "cuda_major": toolchain.cuda_major(),
             "versions": toolchain.versions(),
             "sha256": {suffix: _sha256(made.path(suffix)) for suffix in FILES},
@@ -118,6 +120,12 @@ def build(kernel: Kernel, arch: str, folder: Path) -> Built:
         for suffix in (*FILES, "json"):
             os.replace(made.path(suffix), built.path(suffix))
     return built
+
+
+def find(folder: Path) -> list[Built]:
+    """The kernels in a folder, whole or not, by name."""
+    names = (path.stem.rpartition(".") for path in sorted(Path(folder).glob("*.json")))
+    return [Built(Path(folder), symbol, arch) for symbol, _, arch in names]
 
 
 def _compile(kernel: Kernel, arch: str) -> Any:
@@ -134,14 +142,13 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _linker() -> str:
-    for name in (os.environ.get("CC"), "gcc", "cc", "clang"):
-        if name and shutil.which(name):
-            return name
-    raise FileNotFoundError("no C compiler was found to link kernels with: install gcc, or set CC")
+def linker() -> str | None:
+    """The C compiler that links kernels, or None where there is none."""
+    names = (os.environ.get("CC"), "gcc", "cc", "clang")
+    return next((name for name in names if name and shutil.which(name)), None)
 
 
-def _link(linker: str, object_file: Path, so: Path) -> None:
+def _link(object_file: Path, so: Path) -> None:
     import tvm_ffi.libinfo
 
     runtime = toolchain.runtime_library()
@@ -149,11 +156,11 @@ def _link(linker: str, object_file: Path, so: Path) -> None:
         raise FileNotFoundError(f"{toolchain.RUNTIME_LIBRARY} was not found: install nvidia-cutlass-dsl[cu13]")
     ffi = Path(tvm_ffi.libinfo.find_libtvm_ffi()).parent
     # The objects are compiled for the large code model: their sections may lie anywhere.
-    command = [linker, "-shared", "-mcmodel=large", "-o", str(so), str(object_file)]
+    command = [linker(), "-shared", "-mcmodel=large", "-o", str(so), str(object_file)]
     command += [f"-L{runtime.parent}", "-lcute_dsl_runtime", f"-L{ffi}", "-ltvm_ffi"]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
-        raise OSError(f"{linker} could not link {object_file.name}: {result.stderr.strip() or result.returncode}")
+        raise OSError(f"linking {object_file.name} failed: {result.stderr.strip() or result.returncode}")
 
 
 # The host code's struct cudaLaunchConfig_t, and the third of its fields, the dynamic shared memory.

@@ -28,6 +28,16 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cute_kernels"
 
 
+def check() -> None:
+    """OSError where the cache's folder can't be used as it is; FileNotFoundError where it isn't there yet."""
+    _check_owner(folder())
+
+
+def kernels() -> list[Built]:
+    """All kernels in the cache, of this version of the sources and of others."""
+    return [built for path in sorted(folder().glob("*/")) for built in build.find(path)]
+
+
 def _check_owner(path: Path) -> None:
     """PermissionError where another user could put code into `path` for this process to run."""
     status = path.stat()
@@ -62,10 +72,9 @@ def get(kernel: Kernel, arch: str) -> Built:
 
     OSError where the cache can't be used; PermissionError where that is because others could write to it.
     """
-    root = folder()
-    root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _check_owner(root)
-    where = root / fingerprint(kernel)
+    folder().mkdir(parents=True, exist_ok=True, mode=0o700)
+    check()
+    where = folder() / fingerprint(kernel)
     built = Built(where, kernel.symbol(), arch)
     if where.exists():
         _check_owner(where)
