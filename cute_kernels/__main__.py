@@ -66,7 +66,9 @@ def build_(
             console.print(f"[red]error:[/] {error}", highlight=False)
             raise typer.Exit(1) from None
     count = len(kernels) * len(arch)
-    console.print(f"{count} kernels in {out}, {time.monotonic() - start:.0f} s. To use them: {artifacts.VARIABLE}={out}")
+    console.print(
+        f"{count} kernels in {out}, {time.monotonic() - start:.0f} s. To use them: {artifacts.VARIABLE}={out}"
+    )
 
 
 if __name__ == "__main__":

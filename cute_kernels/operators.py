@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cute_kernels.mamba import segsum
+from cute_kernels.runtime.kernel import Kernel
 
 _OPERATORS = {segsum.OPERATOR: segsum}
 
@@ -40,6 +41,11 @@ def is_supported(operator: str, **shape: Any) -> tuple[bool, str]:
     except (ValueError, NotImplementedError) as e:
         return False, str(e)
     return True, ""
+
+
+def prebuilt_kernels() -> list[Kernel]:
+    """The official and model configurations of every operator: what is compiled ahead of time, and inspected."""
+    return [kernel for module in _OPERATORS.values() for kernel in module.prebuilt_kernels()]
 
 
 def _module(operator: str):

@@ -7,6 +7,7 @@ its machine code is made of.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import statistics
 import sys
@@ -22,10 +23,14 @@ from cute_kernels import mamba_segsum, operators
 from cute_kernels.runtime import artifacts, backend
 from cute_kernels.runtime.env import env_report
 from cute_kernels.runtime.inspect import machine_code
+from cute_kernels.runtime.kernel import Kernel
 from perf.timing import cold_time, fill_time
 from reference import compare, inputs
 
-OFFICIAL_CASES = [(1, 1), (1, 2), (1, 3), (2, 2), (4, 1), (1, 8)]  # batch rows, chunks
+OFFICIAL_CASES = [  # batch rows, chunks
+    *((1, 1), (1, 2), (1, 3), (2, 2), (4, 1), (1, 8), (4, 2), (4, 3), (16, 1), (4, 5), (2, 16), (16, 2), (32, 1)),
+    *((64, 1), (8, 8), (32, 2)),
+]
 ARCHS = ("sm_90a", "sm_100a")
 
 console = Console()
@@ -90,7 +95,7 @@ def on_cpu() -> bool:
 def without_gpu() -> bool:
     """Every prebuilt kernel for each architecture: compiled here and now, and read back from its machine code."""
     kernels = operators.prebuilt_kernels()
-    names = {kernel.symbol(): _short(kernel) for kernel in kernels}
+    names = _names(kernels)
     rows, good = [], True
     columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console) as progress:
@@ -116,6 +121,17 @@ def without_gpu() -> bool:
     if not good:
         console.print("[red]A kernel uses its stack or local memory.[/]")
     return good
+
+
+def _names(kernels: list[Kernel]) -> dict[str, str]:
+    """By symbol, what tells a kernel from the others of its operator."""
+    names = {}
+    for kernel in kernels:
+        fields = [field.name for field in dataclasses.fields(kernel)]
+        others = [other for other in kernels if type(other) is type(kernel)]
+        differing = [name for name in fields if len({getattr(other, name) for other in others}) > 1]
+        names[kernel.symbol()] = ", ".join([kernel.operator, *(f"{n}={getattr(kernel, n)}" for n in differing)])
+    return names
 
 
 if __name__ == "__main__":

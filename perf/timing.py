@@ -31,6 +31,6 @@ def cold_time(call: Callable[[], object], device: torch.device, repeats: int = 3
 
 
 def fill_time(num_bytes: int, device: torch.device, repeats: int = 30) -> float:
-    """Median time in microseconds to write `num_bytes` with one fp32 fill: the floor of an operator that only writes."""
+    """Median time in microseconds of one fp32 fill of `num_bytes`: the floor of an operator that only writes."""
     target = torch.empty(num_bytes // 4, dtype=torch.float32, device=device)
     return cold_time(lambda: target.fill_(1.0), device, repeats)
