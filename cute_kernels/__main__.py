@@ -17,17 +17,18 @@ from cute_kernels.runtime import arch as arch_
 from cute_kernels.runtime import artifacts, build, cache
 from cute_kernels.runtime.env import env_report
 
-app = typer.Typer(help="Kernels of cute_kernels: what is here, and making them ahead of time.", no_args_is_help=True)
+app = typer.Typer(
+    help="Kernels of cute_kernels: what is here, and making them ahead of time.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 console = Console()
 
 
 @app.command()
 def info() -> None:
     """Shows versions, devices, and where kernels come from, then every compiled kernel that is here."""
-    report = Table(show_header=False, box=None)
-    for name, value in env_report().entries.items():
-        report.add_row(name, value, style=None)
-    console.print(report)
+    console.print(str(env_report()), highlight=False, soft_wrap=True)
     table = Table("from", "architecture", "size", "kernel", title="Compiled kernels")
     folder = artifacts.folder()
     for source, kernels in (("artifacts", build.find(folder) if folder else []), ("cache", cache.kernels())):

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, track
 from rich.table import Table
@@ -37,7 +38,7 @@ console = Console()
 
 
 def main() -> int:
-    console.print(str(env_report()), highlight=False)
+    console.print(str(env_report()), highlight=False, soft_wrap=True)
     device = _supported_device()
     good = on_gpu(device) if device else on_cpu() and without_gpu()
     return 0 if good else 1
@@ -96,27 +97,32 @@ def without_gpu() -> bool:
     """Every prebuilt kernel for each architecture: compiled here and now, and read back from its machine code."""
     kernels = operators.prebuilt_kernels()
     names = _names(kernels)
-    rows, good = [], True
+    found = {}
     columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=len(kernels) * len(ARCHS))
         for built in artifacts.build_all(kernels, ARCHS, Path(folder), os.cpu_count() or 1):
             shared = {launch["kernel"]: launch["dynamic_shared"] for launch in built.read_metadata()["launches"]}
-            for code in machine_code(built.cubin):
-                dynamic = shared.get(code.name)
-                total = "?" if dynamic is None else f"{code.static_shared + dynamic:,}"
+            found[built.symbol, built.arch] = [(code, shared.get(code.name)) for code in machine_code(built.cubin)]
+            progress.advance(task)
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Machine code of every prebuilt kernel")
+    table.caption = "shared: bytes a block; instr, TMA, MMA, local: instructions in all, and of these kinds"
+    table.add_column("kernel", overflow="fold")
+    table.add_column("arch", no_wrap=True)
+    for name in ("regs", "stack", "shared", "instr", "TMA", "MMA", "local"):
+        table.add_column(name, justify="right", no_wrap=True)
+    good = True
+    for symbol, name in names.items():
+        label = name
+        for arch in ARCHS:
+            for code, dynamic in found[symbol, arch]:
                 clean = code.stack == 0 and code.local_memory == 0
                 good &= clean
-                counts = (code.registers, code.stack, total, code.instructions, code.tma, code.mma, code.local_memory)
-                style = None if clean else "red"
-                rows.append((names[built.symbol], built.arch, code.name, *map(str, counts), style))
-            progress.advance(task)
-    table = Table("specialisation", "architecture", "kernel", "registers", "stack", "shared memory")
-    for column in ("instructions", "TMA", "MMA", "local memory"):
-        table.add_column(column)
-    table.title = "Machine code of every prebuilt kernel (bytes; counts of instructions)"
-    for *cells, style in sorted(rows, key=lambda row: row[:3]):
-        table.add_row(*cells, style=style)
+                total = "?" if dynamic is None else code.static_shared + dynamic
+                numbers = (code.registers, code.stack, total, code.instructions, code.tma, code.mma, code.local_memory)
+                table.add_row(label, arch, *map(str, numbers), style=None if clean else "red")
+                label = ""
     console.print(table)
     if not good:
         console.print("[red]A kernel uses its stack or local memory.[/]")
