@@ -17,10 +17,11 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def _no_user_folders(tmp_path, monkeypatch):
-    """No test reads or writes the user's own cache or artifacts."""
+def _no_user_folders(request, tmp_path, monkeypatch):
+    """No test reads or writes the user's own cache; only those on a GPU use the environment's artifacts."""
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.delenv(artifacts.VARIABLE, raising=False)
+    if not request.node.get_closest_marker("gpu"):
+        monkeypatch.delenv(artifacts.VARIABLE, raising=False)
 
 
 @pytest.fixture

@@ -1,3 +1,4 @@
+import importlib.util
 import threading
 import timeit
 
@@ -116,20 +117,72 @@ def test_an_unsupported_device_is_refused_before_anything_is_loaded(loads, monke
     assert loads == []
 
 
-@pytest.mark.gpu
-def test_a_kernel_runs_on_the_current_stream_and_in_a_captured_graph():
-    pytest.importorskip("cutlass")
-    device = torch.device("cuda", torch.cuda.current_device())
+# --- on a GPU. Without a compiler there: from artifacts that `python -m tests.runtime.kernels` made -------------------
+
+
+@pytest.fixture
+def device():
+    if importlib.util.find_spec("cutlass") is None and artifacts.folder() is None:
+        pytest.skip("needs nvidia-cutlass-dsl, or artifacts of the tests' own kernel")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def vectors(device):
     x = torch.randn(1000, device=device)
-    y = torch.empty_like(x)
+    return x, torch.full_like(x, torch.nan)
+
+
+@pytest.mark.gpu
+def test_it_runs_on_the_current_stream(device):
+    x, y = vectors(device)
+    stream = torch.cuda.Stream(device)
     run = backend.current().function(Scale(), device)
-    run(x, y)
-    assert torch.equal(y, 2 * x)
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        x.fill_(3.0)
+        run(x, y)
+    stream.synchronize()
+    assert torch.equal(y, torch.full_like(y, 6.0))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("called", [True, False])
+def test_a_loaded_kernel_can_be_captured(device, called):
+    x, y = vectors(device)
+    gpu = Backend()  # has nothing in memory
+    run = gpu.function(Scale(3.0 if called else 4.0), device)
+    if called:
+        run(x, y)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run(x, y)
         with pytest.raises(RuntimeError, match="warmup"):
-            backend.current().function(Scale(7.0), device)
+            gpu.function(Scale(5.0), device)
     x.normal_()
     graph.replay()
+    assert torch.equal(y, (3.0 if called else 4.0) * x)
+
+
+@pytest.mark.gpu
+def test_it_runs_on_a_device_that_is_not_the_current_one(device):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    for index in (1, 0):
+        with torch.cuda.device(1 - index):
+            other = torch.device("cuda", index)
+            x, y = vectors(other)
+            backend.current().function(Scale(), other)(x, y)
+            assert torch.equal(y, 2 * x)
+            assert torch.cuda.current_device() == 1 - index
+
+
+@pytest.mark.gpu
+def test_it_runs_without_a_disk(device, monkeypatch):
+    pytest.importorskip("cutlass")
+    monkeypatch.delenv(artifacts.VARIABLE, raising=False)
+    monkeypatch.setenv(cache.VARIABLE, "/proc/no/such/place")
+    x, y = vectors(device)
+    with pytest.warns(RuntimeWarning, match="compiled anew"):
+        run = Backend().function(Scale(), device)
+    run(x, y)
     assert torch.equal(y, 2 * x)
