@@ -1,7 +1,9 @@
 import json
 import shutil
+from pathlib import Path
 
 import pytest
+import torch
 
 from cute_kernels.runtime import artifacts, toolchain
 from cute_kernels.runtime.build import Built
@@ -45,6 +47,27 @@ def test_round_trip_in_a_process_without_the_compiler(shipped, start):
     for path in (shipped.object, shipped.ptx, shipped.cubin):  # the library and its metadata are enough
         path.unlink()
     assert "expected device_type=cuda" in finish(start(WITHOUT_COMPILER.format(factor=2.0)))
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_round_trip_where_only_the_runtime_library_is_installed(found, shipped, tmp_path, start):
+    site = tmp_path / "site"
+    site.mkdir()
+    for package in Path(torch.__file__).parents[1].iterdir():
+        if "cutlass" not in package.name and package.suffix != ".pth":
+            (site / package.name).symlink_to(package)
+    libraries = tmp_path / "libraries"
+    libraries.mkdir()
+    if found:
+        (libraries / toolchain.RUNTIME_LIBRARY).symlink_to(toolchain.runtime_library())
+    no_site = "import sys; sys.path = [p for p in sys.path if 'site-packages' not in p and 'dsl_packages' not in p]\n"
+    code = no_site + WITHOUT_COMPILER.format(factor=2.0)
+    process = start(code, PYTHONPATH=str(site), LD_LIBRARY_PATH=str(libraries))
+    out, err = process.communicate(timeout=60)
+    if found:
+        assert "expected device_type=cuda" in out, err
+    else:
+        assert "libcute_dsl_runtime.so was not found: install nvidia-cutlass-dsl" in err.splitlines()[-1]
 
 
 def test_a_missing_kernel_without_the_compiler_is_one_clear_sentence(shipped, start):
