@@ -22,10 +22,18 @@ LOCK_TIMEOUT = 120.0  # seconds; many times the slowest compile
 
 
 def folder() -> Path:
-    """Where the cache lives: $CUTE_KERNELS_CACHE, or cute_kernels in the user's cache folder."""
+    """Where the cache lives: $CUTE_KERNELS_CACHE, or cute_kernels in the user's cache folder.
+
+    FileNotFoundError where the user has no home.
+    """
     if name := os.environ.get(VARIABLE):
         return Path(name)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cute_kernels"
+    if name := os.environ.get("XDG_CACHE_HOME"):
+        return Path(name) / "cute_kernels"
+    try:
+        return Path.home() / ".cache" / "cute_kernels"
+    except RuntimeError:
+        raise FileNotFoundError(f"this user has no home folder for the kernel cache; set ${VARIABLE}") from None
 
 
 def check() -> None:

@@ -74,9 +74,13 @@ def _artifacts() -> str:
 
 def _cache() -> str:
     try:
+        folder = cache.folder()
+    except FileNotFoundError as error:
+        return f"none: {error}"
+    try:
         cache.check()
-    except FileNotFoundError:
+    except FileNotFoundError:  # not made yet
         pass
     except OSError as error:
-        return f"{cache.folder()}, not used: {error}"
-    return f"{cache.folder()}, {len(cache.kernels())} kernels"
+        return f"{folder}, not used: {error}"
+    return f"{folder}, {len(cache.kernels())} kernels"

@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 
+import cute_kernels
 from cute_kernels.runtime import cache
 from cute_kernels.runtime.build import FILES
 
@@ -55,6 +56,7 @@ def test_a_broken_file_is_a_miss_and_is_replaced(suffix, content, count_builds):
 WARM = """
 import sys, time
 import tvm_ffi
+import cute_kernels
 from cute_kernels.runtime import cache
 from tests.runtime.kernels import Scale
 start = time.perf_counter()
@@ -72,6 +74,7 @@ def test_a_new_process_with_a_warm_cache_is_quick_and_never_imports_cutlass(star
 
 AT_ONCE = """
 import cutlass.cute
+import cute_kernels
 from cute_kernels.runtime import cache
 from tests.runtime.kernels import Scale
 compile, calls = Scale.compile, []
@@ -143,6 +146,24 @@ def test_a_folder_that_cannot_be_made_is_done_without(monkeypatch):
         assert callable(cache.load(Scale(), "sm_90a"))
 
 
+def test_the_default_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv(cache.VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache.folder() == tmp_path / "xdg" / "cute_kernels"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache.folder() == tmp_path / ".cache" / "cute_kernels"
+
+
+def test_a_user_without_a_home_does_without_a_disk(monkeypatch):
+    monkeypatch.delenv(cache.VARIABLE)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what an unknown user gets
+    with pytest.warns(RuntimeWarning, match=f"no home folder .* set .{cache.VARIABLE}"):
+        assert callable(cache.load(Scale(), "sm_90a"))
+    assert "no home folder" in cute_kernels.env_report().entries["cache"]
+
+
 def test_a_read_only_folder_still_serves_what_it_holds(count_builds, monkeypatch):
     built = quietly_get()
     for folder in (built.folder, cache.folder()):
@@ -156,6 +177,7 @@ def test_a_read_only_folder_still_serves_what_it_holds(count_builds, monkeypatch
 FULL = """
 import resource
 import cutlass.cute
+import cute_kernels
 from cute_kernels.runtime import cache
 from tests.runtime.kernels import Scale
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))  # as on a full disk, files can be made but not filled
