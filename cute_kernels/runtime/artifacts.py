@@ -1,15 +1,18 @@
-"""Kernels compiled ahead of time: `python -m cute_kernels build` writes them, $CUTE_KERNELS_ARTIFACTS names them."""
+"""Kernels compiled ahead of time: `python -m cute_kernels build` makes them, $CUTE_KERNELS_ARTIFACTS names them."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import importlib.util
+import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cute_kernels.runtime import toolchain
+from cute_kernels.runtime import build, toolchain
 from cute_kernels.runtime.build import Built
+from cute_kernels.runtime.fingerprint import fingerprint, sources
 from cute_kernels.runtime.kernel import Kernel
 
 VARIABLE = "CUTE_KERNELS_ARTIFACTS"
@@ -22,7 +25,7 @@ def folder() -> Path | None:
 
 
 def load(kernel: Kernel, arch: str) -> Callable[..., Any] | None:
-    """The kernel's host function from the artifacts, or None where the compiler must make it.
+    """The kernel's host function from the artifacts; None where there are none, or not this one, but a compiler is.
 
     RuntimeError where the artifact can't be used, or is missing on a machine without the compiler.
     """
@@ -33,13 +36,44 @@ def load(kernel: Kernel, arch: str) -> Callable[..., Any] | None:
     if not built.metadata.exists():
         if importlib.util.find_spec("cutlass") is None:
             raise RuntimeError(
-                f"${VARIABLE}={where} has no {kernel} for {arch}, and nvidia-cutlass-dsl is not installed to compile "
-                f"it: build the artifacts again with this version of cute_kernels and --arch {arch}"
+                f"{where} (${VARIABLE}) has no {kernel} for {arch}, and nvidia-cutlass-dsl is not installed to compile "
+                "it: add it to the artifacts, or install nvidia-cutlass-dsl[cu13]"
             )
         return None
-    if not built.intact():
-        raise RuntimeError(f"{built.so} is broken (it does not match its metadata): build the artifacts again")
-    needs, driver = built.read_metadata()["cuda_major"], toolchain.driver_version()
-    if driver is not None and needs is not None and needs > driver // 1000:
-        raise RuntimeError(f"{built.so} needs a driver for CUDA {needs}; this one supports CUDA {driver // 1000}")
+    if not built.intact("so"):
+        raise RuntimeError(f"{built.so} is missing or damaged: build the artifacts again")
+    metadata = built.read_metadata()
+    if metadata.get("sources") != sources(kernel):
+        raise RuntimeError(f"{built.so} was built from other sources of cute_kernels: build the artifacts again")
+    needed, driver = metadata.get("cuda_major"), toolchain.driver_version()
+    if needed and driver and needed > driver // 1000:
+        raise RuntimeError(f"{built.so} needs a driver for CUDA {needed}; this one is for CUDA {driver // 1000}")
     return built.load()
+
+
+def build_all(kernels: Iterable[Kernel], archs: Iterable[str], out: Path, jobs: int) -> Iterator[Built]:
+    """Compiles every kernel for every architecture into `out`, in `jobs` processes; yields each as it is done.
+
+    What is there already, made from the same sources by the same toolchain, is left as it is. RuntimeError names the
+    first kernel that failed; those not yet begun are then given up.
+    """
+    # Fresh processes: a fork would copy the compiler's locks and threads in whatever state they are.
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        tasks = {pool.submit(_build_one, kernel, arch, out): (kernel, arch) for kernel in kernels for arch in archs}
+        try:
+            for task in concurrent.futures.as_completed(tasks):
+                yield task.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _build_one(kernel: Kernel, arch: str, out: Path) -> Built:
+    built = Built(out, kernel.symbol(), arch)
+    if built.intact(*build.FILES) and built.read_metadata().get("fingerprint") == fingerprint(kernel):
+        return built
+    try:
+        return build.build(kernel, arch, out)
+    except Exception as error:
+        raise RuntimeError(f"{kernel} for {arch} failed: {error}") from error

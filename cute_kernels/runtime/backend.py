@@ -41,10 +41,8 @@ class Backend:
         It takes raw tensors, ints and floats positionally, and launches on torch's current stream of their device.
         RuntimeError while a CUDA graph is being captured and the kernel isn't in memory yet.
         """
-        try:
-            return self._functions[kernel, device]
-        except KeyError:
-            return self._find(kernel, device)
+        function = self._functions.get((kernel, device))
+        return self._find(kernel, device) if function is None else function
 
     def _find(self, kernel: Kernel, device: torch.device) -> Callable[..., Any]:
         arch = self.arch(device)
@@ -61,16 +59,18 @@ class Backend:
 
 
 def _index(device: torch.device) -> int:
+    if device.type != "cuda":
+        raise NotImplementedError(
+            f"kernels run on CUDA devices of architecture {', '.join(arch_.NAMES)}, not on {device}"
+        )
     return torch.cuda.current_device() if device.index is None else device.index
 
 
 def _capturing(device: torch.device) -> bool:
-    from cuda.bindings import driver
-
-    error, status = driver.cuStreamIsCapturing(torch.cuda.current_stream(device).cuda_stream)
-    if error != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"the CUDA driver answered {error.name} for the current stream of {device}")
-    return status != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 _gpu = Backend()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
+import contextvars
 import dataclasses
-import functools
 import hashlib
-import shutil
-import tempfile
+import shlex
 from typing import Any, ClassVar
 
 _SCALARS = (str, int, bool, float)
@@ -50,14 +48,15 @@ class Kernel:
         raise NotImplementedError(f"{type(self).__name__} does not say how to compile itself")
 
 
-@functools.cache
-def _scratch() -> str:
-    """Where the compiler drops the files that it writes when asked to keep PTX and cubin; they are read from memory."""
-    folder = tempfile.mkdtemp(prefix="cute_kernels-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+dump_folder: contextvars.ContextVar[str | None] = contextvars.ContextVar("cute_kernels.dump_folder", default=None)
 
 
 def compile_options(arch: str) -> str:
-    """The options of every `cute.compile`: calls through TVM-FFI, for `arch`, with PTX and cubin kept on the object."""
-    return f"--enable-tvm-ffi --gpu-arch={arch} --keep-ptx --keep-cubin --dump-dir={_scratch()}"
+    """The options of every `cute.compile`: calls through TVM-FFI, machine code for `arch`.
+
+    While `build` runs they also keep PTX and cubin, which the compiler passes on through files in `dump_folder`.
+    """
+    options = f"--enable-tvm-ffi --gpu-arch={arch}"
+    if folder := dump_folder.get():
+        options += f" --keep-ptx --keep-cubin --dump-dir={shlex.quote(folder)}"
+    return options

@@ -1,4 +1,7 @@
-"""A kernel small enough to compile in every test."""
+"""A kernel small enough to compile in every test.
+
+`python -m tests.runtime.kernels DIR --arch sm_90a` adds those that the GPU tests use to a folder of artifacts.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -39,3 +42,19 @@ class Scale(Kernel):
         fakes = [make_fake_compact_tensor(cutlass.Float32, (n,), assumed_align=16) for _ in range(2)]
         stream = make_fake_stream(use_tvm_ffi_env_stream=True)
         return cute.compile(scale, *fakes, stream, options=compile_options(arch))
+
+
+if __name__ == "__main__":
+    import argparse
+    from pathlib import Path
+
+    from cute_kernels.runtime import artifacts
+    from tests.runtime import kernels  # by its own name: a kernel's symbol holds its module's
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--arch", action="append", required=True)
+    arguments = parser.parse_args()
+    wanted = [kernels.Scale(factor) for factor in (2.0, 3.0, 4.0)]
+    for built in artifacts.build_all(wanted, arguments.arch, arguments.folder, jobs=1):
+        print(built.so)

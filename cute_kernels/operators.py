@@ -1,0 +1,55 @@
+"""What can be asked of an operator without calling it: is it supported, and get its kernels ready."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cute_kernels.mamba import segsum
+from cute_kernels.runtime.kernel import Kernel
+
+_OPERATORS = {segsum.OPERATOR: segsum}
+
+
+def warmup(operator: str, **shape: Any) -> None:
+    """Loads or compiles every kernel that an operator needs for a shape. Launches nothing.
+
+    Call it before a CUDA graph is captured, and where the first call must not wait for a compiler.
+
+    Args:
+        operator: The operator's name.
+        **shape: What `is_supported` takes.
+
+    Raises:
+        ValueError: no such operator, or an argument is wrong.
+        NotImplementedError: no kernel for these arguments or this device.
+    """
+    _module(operator).warmup(**shape)
+
+
+def is_supported(operator: str, **shape: Any) -> tuple[bool, str]:
+    """Whether a kernel covers a shape on a device, and if not, why.
+
+    For "mamba_segsum": dtype (of B and C), num_heads, n_groups, d_state, chunk_size; and optionally dt_dtype, A_dtype
+    (both as dtype), bias_dtype (None: no dt_bias), g_layout ("per_head"), device (the current CUDA device).
+
+    Raises:
+        ValueError: no such operator.
+    """
+    module = _module(operator)
+    try:
+        module.check_shape(**shape)
+    except (ValueError, NotImplementedError) as e:
+        return False, str(e)
+    return True, ""
+
+
+def prebuilt_kernels() -> list[Kernel]:
+    """The official and model configurations of every operator: what is compiled ahead of time, and inspected."""
+    return [kernel for module in _OPERATORS.values() for kernel in module.prebuilt_kernels()]
+
+
+def _module(operator: str):
+    try:
+        return _OPERATORS[operator]
+    except KeyError:
+        raise ValueError(f"operator is {operator!r}, but must be one of {', '.join(map(repr, _OPERATORS))}") from None

@@ -1,0 +1,144 @@
+"""The operators at work: `make demo`, or `python -m perf.demo` from a checkout.
+
+With a supported GPU: official sizes, judged against float64 and timed against a kernel that only writes the same bytes.
+Without: a small size on the CPU against float64, then every prebuilt kernel compiled for Hopper and Blackwell, and what
+its machine code is made of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, track
+from rich.table import Table
+
+from cute_kernels import mamba_segsum, operators
+from cute_kernels.runtime import artifacts, backend
+from cute_kernels.runtime.env import env_report
+from cute_kernels.runtime.inspect import machine_code
+from cute_kernels.runtime.kernel import Kernel
+from perf.timing import cold_time, fill_time
+from reference import compare, inputs
+
+OFFICIAL_CASES = [  # batch rows, chunks
+    *((1, 1), (1, 2), (1, 3), (2, 2), (4, 1), (1, 8), (4, 2), (4, 3), (16, 1), (4, 5), (2, 16), (16, 2), (32, 1)),
+    *((64, 1), (8, 8), (32, 2)),
+]
+ARCHS = ("sm_90a", "sm_100a")
+
+console = Console()
+
+
+def main() -> int:
+    console.print(str(env_report()), highlight=False, soft_wrap=True)
+    device = _supported_device()
+    good = on_gpu(device) if device else on_cpu() and without_gpu()
+    return 0 if good else 1
+
+
+def _supported_device() -> torch.device | None:
+    if not torch.cuda.is_available():
+        console.print("\nNo GPU here: operators run through plain PyTorch, kernels are compiled and inspected.")
+        return None
+    device = torch.device("cuda", torch.cuda.current_device())
+    try:
+        backend.current().arch(device)
+    except NotImplementedError as error:
+        console.print(f"\n{error}: operators run through plain PyTorch on the CPU, kernels are compiled and inspected.")
+        return None
+    return device
+
+
+def on_gpu(device: torch.device) -> bool:
+    """Official sizes on the GPU: the worst error as a share of the bar, and the time next to the fill's."""
+    table = Table("batch", "chunks", "output MB", "error / bar", "time us", "fill us", "time / fill")
+    table.title = "mamba_segsum, official sizes (at most 1 of the bar passes)"
+    good, ratios = True, []
+    for batch, chunks in track(OFFICIAL_CASES, "running", console=console):
+        x = inputs.official(0, device, batch=batch, chunks=chunks)
+        out = mamba_segsum(*x)
+        report = compare.compare(x, out)
+        good &= report.ok
+        size = sum(t.numel() * t.element_size() for t in out)
+        time, floor = cold_time(lambda: mamba_segsum(*x), device), fill_time(size, device)  # noqa: B023
+        ratios.append(time / floor)
+        worst = max(r.max_ratio for r in report.outputs.values())
+        error = f"{worst:.2f}" if report.ok else f"[red]{worst:.2f} WRONG[/]"
+        table.add_row(
+            str(batch), str(chunks), f"{size / 1e6:.1f}", error, f"{time:.1f}", f"{floor:.1f}", f"{ratios[-1]:.2f}"
+        )
+    console.print(table)
+    console.print(f"Geometric mean of time / fill: {statistics.geometric_mean(ratios):.2f}")
+    return good
+
+
+def on_cpu() -> bool:
+    """One official chunk through plain PyTorch on the CPU, every element against float64."""
+    with console.status("mamba_segsum on the CPU"):
+        x = inputs.official(0)
+        report = compare.compare(x, mamba_segsum(*x))
+    table = Table("output", "elements", "largest error", "error / bar", title="mamba_segsum, one official chunk, CPU")
+    for r in report.outputs.values():
+        verdict = f"{r.max_ratio:.2f}" if r.ok else f"[red]{r.wrong} elements WRONG[/]"
+        table.add_row(r.name, f"{r.elements:,}", f"{r.max_error:.2g}", verdict)
+    console.print(table)
+    return report.ok
+
+
+def without_gpu() -> bool:
+    """Every prebuilt kernel for each architecture: compiled here and now, and read back from its machine code."""
+    kernels = operators.prebuilt_kernels()
+    names = _names(kernels)
+    found = {}
+    columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console) as progress:
+        task = progress.add_task("", total=len(kernels) * len(ARCHS))
+        for built in artifacts.build_all(kernels, ARCHS, Path(folder), os.cpu_count() or 1):
+            shared = {launch["kernel"]: launch["dynamic_shared"] for launch in built.read_metadata()["launches"]}
+            found[built.symbol, built.arch] = [(code, shared.get(code.name)) for code in machine_code(built.cubin)]
+            progress.advance(task)
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Machine code of every prebuilt kernel")
+    table.caption = "shared: bytes a block; instr, TMA, MMA, local: instructions in all, and of these kinds"
+    table.add_column("kernel", overflow="fold")
+    table.add_column("arch", no_wrap=True)
+    for name in ("regs", "stack", "shared", "instr", "TMA", "MMA", "local"):
+        table.add_column(name, justify="right", no_wrap=True)
+    good = True
+    for symbol, name in names.items():
+        label = name
+        for arch in ARCHS:
+            for code, dynamic in found[symbol, arch]:
+                clean = code.stack == 0 and code.local_memory == 0
+                good &= clean
+                total = "?" if dynamic is None else code.static_shared + dynamic
+                numbers = (code.registers, code.stack, total, code.instructions, code.tma, code.mma, code.local_memory)
+                table.add_row(label, arch, *map(str, numbers), style=None if clean else "red")
+                label = ""
+    console.print(table)
+    if not good:
+        console.print("[red]A kernel uses its stack or local memory.[/]")
+    return good
+
+
+def _names(kernels: list[Kernel]) -> dict[str, str]:
+    """By symbol, what tells a kernel from the others of its operator."""
+    names = {}
+    for kernel in kernels:
+        fields = [field.name for field in dataclasses.fields(kernel)]
+        others = [other for other in kernels if type(other) is type(kernel)]
+        differing = [name for name in fields if len({getattr(other, name) for other in others}) > 1]
+        names[kernel.symbol()] = ", ".join([kernel.operator, *(f"{n}={getattr(kernel, n)}" for n in differing)])
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+import io
+
+import pytest
+import torch
+from rich.console import Console
+
+from cute_kernels import operators
+from perf import demo
+from perf.timing import cold_time, fill_time
+
+from ..runtime.kernels import Scale
+
+
+@pytest.fixture
+def output(monkeypatch):
+    console = Console(file=io.StringIO(), width=80)
+    monkeypatch.setattr(demo, "console", console)
+    return console.file
+
+
+def test_without_a_gpu_every_kernel_is_compiled_and_read(output, monkeypatch):
+    monkeypatch.setattr(operators, "prebuilt_kernels", lambda: [Scale(), Scale(threads=128)])
+    assert demo.without_gpu()
+    text = output.getvalue()
+    assert "4/4" in text
+    assert text.count("sm_90a") == text.count("sm_100a") == 2
+    for name in ("test_scale, threads=256", "test_scale, threads=128"):
+        assert name in text
+    assert "…" not in text
+
+
+def test_on_the_cpu_the_operators_meet_the_bar(output):
+    assert demo.on_cpu()
+    assert "decay_states" in output.getvalue()
+
+
+@pytest.mark.gpu
+def test_timing_agrees_with_the_bandwidth():
+    device = torch.device("cuda", torch.cuda.current_device())
+    small, large = fill_time(64 << 20, device), fill_time(512 << 20, device)
+    assert 4 < large / small < 9  # 8 but for the fixed part
+    assert cold_time(lambda: None, device) < small
