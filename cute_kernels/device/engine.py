@@ -4,11 +4,11 @@ An engine multiplies K-major tiles in shared memory, ``D[m, n] = sum_k A[m, k] B
 every accumulator value to a thread together with its coordinates. Shared-memory layouts, TMA atoms and partitions are the
 same on both, so kernels are written once. Kernels use the coordinates and never assume which thread holds what.
 
-Tiles arrive in a ring of ``stages`` buffers. The n-th tile of a kernel lies in stage n % stages; n is a compile-time
-number, so the states of the barriers are constants.
+A tile is all of K, in ``k_tiles`` swizzled pieces that arrive together on one mbarrier. Tiles of A and of B lie in rings
+of their own, so that one can stay while the other moves on: the n-th tile of a ring lies in stage n % stages.
 
-Order of calls in a kernel: ``tile_pipeline`` and ``begin`` by all threads, a barrier, ``accumulator`` by all; then for each
-product ``start``, its tiles' ``step``, ``finish`` and ``read`` by the engine's threads alone; a barrier, ``end`` by all.
+Order of calls in a kernel: ``pipelines`` and ``begin`` by all threads, a barrier, ``accumulator`` by all; then for each
+product ``multiply`` and ``read`` by the engine's threads alone; a barrier, ``end`` by all.
 """
 
 import cutlass
@@ -31,27 +31,50 @@ def ring_state(n, stages, producer=False):
 
 
 class _Engine:
-    """``tile`` = (M, N, K of one stage), ``dtype`` of both operands, ``stages`` of their ring in shared memory."""
+    """``tile`` = (M, N, K of one piece); ``stages`` of the rings of A and of B."""
 
-    def __init__(self, tile, dtype, stages):
-        self.tile, self.dtype, self.stages = tile, dtype, stages
+    def __init__(self, tile, k_tiles, dtype, stages):
+        self.tile, self.k_tiles, self.dtype, self.stages = tile, k_tiles, dtype, stages
 
     def smem_layouts(self):
-        """Swizzled layouts (m, k, stage) and (n, k, stage), which both tensor cores read."""
-        args = (LayoutEnum.ROW_MAJOR, self.tile, self.dtype, self.stages)
-        return sm90_utils.make_smem_layout_a(*args), sm90_utils.make_smem_layout_b(*args)
+        """Swizzled layouts (m, k, stage and piece) and (n, k, stage and piece), which both tensor cores read."""
+        a, b = (stages * self.k_tiles for stages in self.stages)
+        return (
+            sm90_utils.make_smem_layout_a(LayoutEnum.ROW_MAJOR, self.tile, self.dtype, a),
+            sm90_utils.make_smem_layout_b(LayoutEnum.ROW_MAJOR, self.tile, self.dtype, b),
+        )
 
-    @property
-    def stage_bytes(self):
-        m, n, k = self.tile
-        return (m + n) * k * self.dtype.width // 8
+    def tile_bytes(self, operand):
+        """Bytes of one tile of A (0) or B (1)."""
+        return self.tile[operand] * self.tile[2] * self.k_tiles * self.dtype.width // 8
+
+    def pipelines(self, a_mbar, b_mbar):
+        return self._pipeline(a_mbar, 0), self._pipeline(b_mbar, 1)
+
+    @cute.jit
+    def _issue(
+        self,
+        accumulate: cutlass.Constexpr,
+        acc: cute.Tensor,
+        tCrA: cute.Tensor,  # (mma, m, k block, stage and piece)
+        tCrB: cute.Tensor,  # (mma, n, k block, stage and piece)
+        a_stage: Int32,
+        b_stage: Int32,
+    ):
+        tiled_mma = self.tiled_mma()  # its own: the flag set below must not outlive a branch or loop of the caller
+        tiled_mma.set(accumulate, False)
+        for k in cutlass.range_constexpr(self.k_tiles):
+            a, b = a_stage * self.k_tiles + k, b_stage * self.k_tiles + k
+            for kb in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
+                cute.gemm(tiled_mma, acc, tCrA[None, None, kb, a], tCrB[None, None, kb, b], acc)
+                tiled_mma.set(accumulate, True)
 
 
 class MmaSm90(_Engine):
     """wgmma: a warpgroup for each 64 rows of M, accumulators in its registers."""
 
-    def __init__(self, tile, dtype, stages):
-        super().__init__(tile, dtype, stages)
+    def __init__(self, tile, k_tiles, dtype, stages):
+        super().__init__(tile, k_tiles, dtype, stages)
         self.threads = 128 * (tile[0] // 64)
 
     def tiled_mma(self):
@@ -60,11 +83,11 @@ class MmaSm90(_Engine):
             self.dtype, self.dtype, K, K, Float32, (m // 64, 1, 1), tiler_mn=(64, n)
         )
 
-    def tile_pipeline(self, mbar_ptr):
+    def _pipeline(self, mbar, operand):
         return pipeline.PipelineTmaAsync.create(
-            num_stages=self.stages,
-            barrier_storage=mbar_ptr,
-            tx_count=self.stage_bytes,
+            num_stages=self.stages[operand],
+            barrier_storage=mbar,
+            tx_count=self.tile_bytes(operand),
             producer_group=CooperativeGroup(Agent.Thread),
             consumer_group=CooperativeGroup(Agent.Thread, self.threads // 32),
             cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),
@@ -74,42 +97,35 @@ class MmaSm90(_Engine):
     def begin(self, storage):
         pass
 
-    def accumulator(self, tiled_mma, storage):
+    def accumulator(self, tiled_mma):
         return cute.make_rmem_tensor(tiled_mma.partition_shape_C(self.tile[:2]), Float32)
 
     def operands(self, tiled_mma, sA, sB):
         thr = tiled_mma.get_slice(cute.arch.thread_idx()[0])
         return tiled_mma.make_fragment_A(thr.partition_A(sA)), tiled_mma.make_fragment_B(thr.partition_B(sB))
 
-    def start(self, product):
-        pass
-
     @cute.jit
-    def step(
+    def multiply(
         self,
-        tiled_mma: cute.TiledMma,
         acc: cute.Tensor,
-        tCrA: cute.Tensor,  # (mma, m, k block, stage)
-        tCrB: cute.Tensor,  # (mma, n, k block, stage)
-        pipe: pipeline.PipelineAsync,
-        n: cutlass.Constexpr,
-        first: cutlass.Constexpr,
+        tCrA: cute.Tensor,  # (mma, m, k block, stage and piece)
+        tCrB: cute.Tensor,  # (mma, n, k block, stage and piece)
+        pipe_a: pipeline.PipelineAsync,
+        pipe_b: pipeline.PipelineAsync,
+        a: Int32,
+        b: Int32,
+        product: Int32,
     ):
-        """Multiplies tile n of the ring into the accumulator, which starts from zero at the ``first``."""
-        state = ring_state(n, self.stages)
-        tiled_mma.set(warpgroup.Field.ACCUMULATE, not first)
-        pipe.consumer_wait(state)
+        """Product number ``product``: tile ``a`` of A's ring times tile ``b`` of B's."""
+        state_a, state_b = ring_state(a, self.stages[0]), ring_state(b, self.stages[1])
+        pipe_a.consumer_wait(state_a)
+        pipe_b.consumer_wait(state_b)
         warpgroup.fence()
-        for kb in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
-            stage = n % self.stages
-            cute.gemm(tiled_mma, acc, tCrA[None, None, kb, stage], tCrB[None, None, kb, stage], acc)
-            tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+        self._issue(warpgroup.Field.ACCUMULATE, acc, tCrA, tCrB, state_a.index, state_b.index)
         warpgroup.commit_group()
         warpgroup.wait_group(0)
-        pipe.consumer_release(state)
-
-    def finish(self, product):
-        pass
+        pipe_a.consumer_release(state_a)
+        pipe_b.consumer_release(state_b)
 
     def read(self, tiled_mma, acc, product):
         """Accumulator values and their (m, n) coordinates, indexed alike."""
@@ -130,11 +146,11 @@ class MmaSm100(_Engine):
             self.dtype, self.dtype, K, K, Float32, tcgen05.CtaGroup.ONE, self.tile[:2]
         )
 
-    def tile_pipeline(self, mbar_ptr):
+    def _pipeline(self, mbar, operand):
         return pipeline.PipelineTmaUmma.create(
-            num_stages=self.stages,
-            barrier_storage=mbar_ptr,
-            tx_count=self.stage_bytes,
+            num_stages=self.stages[operand],
+            barrier_storage=mbar,
+            tx_count=self.tile_bytes(operand),
             producer_group=CooperativeGroup(Agent.Thread),
             consumer_group=CooperativeGroup(Agent.Thread),
             defer_sync=True,
@@ -154,7 +170,7 @@ class MmaSm100(_Engine):
             defer_sync=True,
         )
 
-    def accumulator(self, tiled_mma, storage):
+    def accumulator(self, tiled_mma):
         layout = tiled_mma.make_fragment_C(tiled_mma.partition_shape_C(self.tile[:2])).layout
         return cute.make_tensor(self.tmem.retrieve_ptr(Float32), layout)
 
@@ -163,43 +179,32 @@ class MmaSm100(_Engine):
         return tiled_mma.make_fragment_A(thr.partition_A(sA)), tiled_mma.make_fragment_B(thr.partition_B(sB))
 
     @cute.jit
-    def start(self, product: cutlass.Constexpr):
-        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
-            self.done.producer_acquire(ring_state(product, 1, producer=True))
-
-    @cute.jit
-    def step(
+    def multiply(
         self,
-        tiled_mma: cute.TiledMma,
         acc: cute.Tensor,
-        tCrA: cute.Tensor,  # (mma, m, k block, stage)
-        tCrB: cute.Tensor,  # (mma, n, k block, stage)
-        pipe: pipeline.PipelineAsync,
-        n: cutlass.Constexpr,
-        first: cutlass.Constexpr,
+        tCrA: cute.Tensor,  # (mma, m, k block, stage and piece)
+        tCrB: cute.Tensor,  # (mma, n, k block, stage and piece)
+        pipe_a: pipeline.PipelineAsync,
+        pipe_b: pipeline.PipelineAsync,
+        a: Int32,
+        b: Int32,
+        product: Int32,
     ):
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
-            state = ring_state(n, self.stages)
-            tiled_mma.set(tcgen05.Field.ACCUMULATE, not first)
-            pipe.consumer_wait(state)
-            for kb in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
-                stage = n % self.stages
-                cute.gemm(tiled_mma, acc, tCrA[None, None, kb, stage], tCrB[None, None, kb, stage], acc)
-                tiled_mma.set(tcgen05.Field.ACCUMULATE, True)
-            pipe.consumer_release(state)
-
-    @cute.jit
-    def finish(self, product: cutlass.Constexpr):
-        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
+            state_a, state_b = ring_state(a, self.stages[0]), ring_state(b, self.stages[1])
+            self.done.producer_acquire(ring_state(product, 1, producer=True))
+            pipe_a.consumer_wait(state_a)
+            pipe_b.consumer_wait(state_b)
+            self._issue(tcgen05.Field.ACCUMULATE, acc, tCrA, tCrB, state_a.index, state_b.index)
+            pipe_a.consumer_release(state_a)
+            pipe_b.consumer_release(state_b)
             self.done.producer_commit(ring_state(product, 1, producer=True))
 
     def read(self, tiled_mma, acc, product):
         m, n, _ = self.tile
         self.done.consumer_wait(ring_state(product, 1))
         # M = 64 lies in lanes 0-15 of each warp's quarter, M = 128 in all 32
-        op = (
-            tcgen05.Ld16x256bOp(tcgen05.Repetition(n // 8)) if m == 64 else tcgen05.Ld32x32bOp(tcgen05.Repetition(n))
-        )
+        op = tcgen05.Ld16x256bOp(tcgen05.Repetition(n // 8)) if m == 64 else tcgen05.Ld32x32bOp(tcgen05.Repetition(n))
         copy = tcgen05.make_tmem_copy(cute.make_copy_atom(op, Float32), acc[(None, None), 0, 0])
         thr = copy.get_slice(cute.arch.thread_idx()[0])
         identity = cute.make_identity_tensor((m, n))
@@ -214,6 +219,6 @@ class MmaSm100(_Engine):
         self.tmem.free(acc.iterator)
 
 
-def mma_engine(arch, tile, dtype, stages):
+def mma_engine(arch, tile, k_tiles, dtype, stages):
     """The engine of ``arch`` ("sm_90a", "sm_100a" or "sm_103a")."""
-    return (MmaSm90 if arch == "sm_90a" else MmaSm100)(tile, dtype, stages)
+    return (MmaSm90 if arch == "sm_90a" else MmaSm100)(tile, k_tiles, dtype, stages)

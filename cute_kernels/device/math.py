@@ -34,9 +34,9 @@ def horner(x, coefficients):
     return acc
 
 
-def exp2_approx(x):
-    """2^x by the special-function unit: 2 ulp, NaN kept, 1 at exactly 0."""
-    return cute.math.exp2(x, approx=True)
+def exp2_approx(x, ftz=True):
+    """2^x by the special-function unit: 2 ulp, NaN kept, 1 at exactly 0, 0 below 2^-126 unless ``ftz`` is off."""
+    return cute.math.exp2(x, approx=True, ftz=ftz)
 
 
 def min_nan(a, b):
@@ -56,7 +56,7 @@ def exp(x):
     r = cute.math.fma(n, Float32(-LN2_LO), cute.math.fma(n, Float32(-LN2_HI), bounded))
     p = cute.math.fma(horner(r, EXP_POLY) * r, r, r) + 1.0
     half = cute.math.fma(n, Float32(0.5), Float32(ROUND_MAGIC)) - ROUND_MAGIC  # 2^n in two steps: n reaches +-185
-    return (p * exp2_approx(half)) * exp2_approx(n - half)
+    return (p * exp2_approx(half, ftz=False)) * exp2_approx(n - half, ftz=False)
 
 
 def log1p_unit(t):

@@ -10,37 +10,38 @@ from cute_kernels.runtime.kernel import Kernel
 
 CHUNK_SIZES = (64, 128, 256)
 MAX_D_STATE = 256
-MAX_FUSED_HEADS = 32  # above, each block's scan of all its heads would cost more than the block's own output
-MAX_GROUPS_IN_TILE = 8
+MAX_GROUPS_IN_TASK = 8
 
 
 @dataclass(frozen=True)
 class SegsumConfig:
-    """Tiles of one launch.
+    """One task's share of a chunk, and the threads that do it.
 
-    A *products* task writes G and M for ``tile_i`` rows, ``tile_j`` columns and ``head_tile`` heads; a *decays* task
-    writes ``rows_l`` rows of L for one head. ``fused_scan``: a products task sums its own decays; otherwise a first
-    kernel writes the sums to a workspace.
+    A task writes G and M for ``rows`` rows i, in tiles of ``tile_i``, ``tile_j`` columns and ``head_tile`` heads, and as
+    large a part of L. Rows of G and M are contiguous over columns and heads; DRAM wants runs of 4 KB and more.
     """
 
+    rows: int
     tile_i: int
     tile_j: int
     head_tile: int
-    rows_l: int
-    stages: int
-    fused_scan: bool
+    threads: int
+    products_first: bool
 
     @classmethod
-    def for_shape(cls, chunk_size: int, num_heads: int, n_groups: int, d_state: int) -> SegsumConfig:
-        groups = max(d for d in range(1, MAX_GROUPS_IN_TILE + 1) if n_groups % d == 0)
+    def for_shape(
+        cls, chunk_size: int, num_heads: int, n_groups: int, d_state: int, chunks: int, sm_count: int
+    ) -> SegsumConfig:
+        """Long runs and few reads of B and C for many chunks; for few, small tasks that fill every SM."""
+        groups = max(d for d in range(1, MAX_GROUPS_IN_TASK + 1) if n_groups % d == 0)
         head_tile = num_heads // n_groups * groups
-        tile_j = min(chunk_size, 128)
-        row_bytes = 4 * tile_j * head_tile  # of G and M together
-        tile_i = 8
-        while tile_i < 64 and tile_i * row_bytes < 128 * 1024 and 2 * tile_i * tile_j * groups * 4 <= 32 * 1024:
-            tile_i *= 2
-        k_tiles = groups * (d_state // k_tile(d_state))
-        return cls(tile_i, tile_j, head_tile, 64, min(3, k_tiles), head_tile <= MAX_FUSED_HEADS)
+        tile_j = 128 if chunk_size >= 128 and head_tile < 32 else 64
+        tile_i = 16
+        rows = tile_i if groups > 1 else 64
+        tasks = chunk_size // tile_j * (num_heads // head_tile) * chunks
+        while rows > tile_i and tasks * (chunk_size // rows) < 2 * sm_count:
+            rows //= 2
+        return cls(rows, tile_i, tile_j, head_tile, 512, False)
 
 
 def k_tile(d_state: int) -> int:
@@ -63,12 +64,12 @@ class SegsumKernel(Kernel):
     A_dtype: str
     bias_dtype: str
     per_group: bool
+    rows: int
     tile_i: int
     tile_j: int
     head_tile: int
-    rows_l: int
-    stages: int
-    fused_scan: bool
+    threads: int
+    products_first: bool
 
     def compile(self, arch: str) -> Any:
         from cute_kernels.mamba.segsum_kernel import compile_segsum

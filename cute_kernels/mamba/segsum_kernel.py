@@ -1,17 +1,14 @@
 """Mamba-2's parameter discretization and segment sum (device code).
 
-One launch with two kinds of task, each of which writes long contiguous runs, which is what DRAM wants:
+Two kernels, the second launched before the first one ends (programmatic dependent launch):
 
-- a *products* task: ``tile_i`` rows and ``tile_j`` columns of G = C B^T and M = G * L for all its heads. The product is
-  taken transposed (j on the tensor core's M side), passed through shared memory, and repeated over the heads.
-- a *decays* task: ``rows_l`` rows of L for one head.
+- ``scan_kernel`` writes A_cumsum, decay_states, and to a workspace the same sums as pairs of floats (``segsum_scan``).
+- ``kernel`` writes L, G and M. Every block owns long contiguous runs of each, which is what DRAM wants: a few rows of G
+  and M over many columns and all heads, and as large a part of L. The product C B^T is taken transposed (j on the tensor
+  core's M side), passed through shared memory, and repeated over the heads. What does not need the sums is done first.
 
-An element of L is 2^(sum_i - sum_j). The sums are pairs of floats (``segsum_scan``); away from the diagonal the pairs
-are first taken relative to a row between j and i, where nothing cancels, so that one fp32 subtraction is exact enough.
-
-The sums come from one of two places. With few chunks every task sums the decays that it needs itself. With many chunks
-or heads that would cost more than the outputs, so a small first kernel writes the sums to a workspace, and the main
-kernel, launched before that one ends, reads them there.
+An element of L is 2^(sum_i - sum_j). Away from the diagonal the sums are first taken relative to a row between j and i,
+where nothing cancels, so that one fp32 subtraction is exact enough; near it the pairs are subtracted part by part.
 """
 
 import math
@@ -21,44 +18,41 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.memory as memory
 import cutlass.pipeline as pipeline
-from cutlass import Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
 from cute_kernels.device.engine import mma_engine, ring_state
 from cute_kernels.device.math import exp2_approx, select
 from cute_kernels.mamba.segsum_config import SegsumKernel, k_tile
-from cute_kernels.mamba.segsum_scan import decay, scan_heads
+from cute_kernels.mamba.segsum_scan import decay, scan_heads, sums_layout
 from cute_kernels.runtime.kernel import compile_options
 
-THREADS = 256
 VECTOR = 8  # elements of a 16-byte store
+SCAN_THREADS = 256
 
 
 class Segsum:
-    """The launch: ``__call__`` is the host function that gets compiled, ``kernel`` and ``scan_kernel`` the device code."""
+    """``__call__`` is the host function that gets compiled, ``scan_kernel`` and ``kernel`` the device code."""
 
     def __init__(self, key: SegsumKernel, arch: str):
         self.key = key
         self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[key.dtype]
         Q, H, G = key.chunk_size, key.num_heads, key.n_groups
-        self.kt = k_tile(key.d_state)
-        self.k_tiles = key.d_state // self.kt
         self.heads_per_group = H // G
-        self.group_tile = key.head_tile // self.heads_per_group
-        self.engine = mma_engine(arch, (key.tile_j, key.tile_i, self.kt), self.dtype, key.stages)
-        self.grid_i, self.grid_j, self.grid_h = Q // key.tile_i, Q // key.tile_j, H // key.head_tile
-        self.products_tasks = self.grid_i * self.grid_j * self.grid_h
-        self.decays_per_head = Q // key.rows_l
-        self.tasks = self.products_tasks + H * self.decays_per_head
-        self.scan_tile = max(d for d in range(1, 9) if H % d == 0)
-        self.g_pitch = key.tile_j + 4  # spreads the accumulators' (i, j) over the banks
-
-    def sums_layout(self, heads):
-        """(hi | lo, Q, head) in shared memory, with a gap after the rows of each scanning lane that spreads the banks."""
-        V = self.key.chunk_size // 32
-        lane = 2 * V + 2
-        return cute.make_layout((2, (V, 32), heads), stride=(1, (2, lane), 32 * lane + 2))
+        self.group_tile = key.head_tile // self.heads_per_group  # groups of one task
+        self.kt = k_tile(key.d_state)
+        # B's tile of a single group stays for all tiles of C
+        stages = (1 if self.group_tile == 1 else 2, min(2, key.rows // key.tile_i * self.group_tile))
+        self.engine = mma_engine(arch, (key.tile_j, key.tile_i, self.kt), key.d_state // self.kt, self.dtype, stages)
+        self.grid_i, self.grid_j, self.grid_h = Q // key.rows, Q // key.tile_j, H // key.head_tile
+        self.tasks = self.grid_i * self.grid_j * self.grid_h  # of one chunk
+        self.scan_tile = max(d for d in range(1, 5) if H % d == 0)
+        # rows of L of one task: a part of one head, or whole heads
+        share = -(-H * Q // self.tasks)
+        one_pass = key.threads // VECTOR * 64 // Q  # rows that the warps cover at once
+        self.l_rows = min(Q, max(one_pass, 1 << (share - 1).bit_length()))
+        self.l_heads = -(-share // Q)
 
     @cute.jit
     def __call__(
@@ -72,8 +66,8 @@ class Segsum:
         mG: cute.Tensor,  # (b, c, Q, Q, H), or (b, c, Q, Q, G) per group
         mM: cute.Tensor,  # (b, c, Q, Q, H)
         mA_cumsum: cute.Tensor,  # (b, H, c, Q)
-        mdecay: cute.Tensor,  # (b, H, c, Q)
-        msums: cute.Tensor | None,  # (b, c, H, Q, 2): workspace
+        mstates: cute.Tensor,  # (b, H, c, Q)
+        msums: cute.Tensor,  # (b, c, H, Q, 2): workspace
         dt_min: Float32,
         dt_max: Float32,
         stream: cuda.CUstream,
@@ -81,55 +75,44 @@ class Segsum:
         key, engine = self.key, self.engine
         b_layout, c_layout = engine.smem_layouts()
         g2s = cpasync.CopyBulkTensorTileG2SOp()
-        tma_b_src, tma_c_src = (  # (Q, N, G, c, b): a tile is (rows, k tile) of one group and chunk
+        gB, gC = (  # (Q, N, G, c, b): a piece is (rows, kt) of one group and chunk
             cute.make_tensor(m.iterator, cute.select(m.layout, mode=[2, 4, 3, 1, 0])) for m in (mB, mC)
         )
-        atom_b, tma_b = cpasync.make_tiled_tma_atom(
-            g2s, tma_b_src, cute.slice_(b_layout, (None, None, 0)), (key.tile_j, self.kt)
-        )
-        atom_c, tma_c = cpasync.make_tiled_tma_atom(
-            g2s, tma_c_src, cute.slice_(c_layout, (None, None, 0)), (key.tile_i, self.kt)
-        )
-        sums_size = cute.cosize(self.sums_layout(key.head_tile)) if key.fused_scan else 0
+        piece = (None, None, 0)
+        atom_b, tma_b = cpasync.make_tiled_tma_atom(g2s, gB, cute.slice_(b_layout, piece), (key.tile_j, self.kt))
+        atom_c, tma_c = cpasync.make_tiled_tma_atom(g2s, gC, cute.slice_(c_layout, piece), (key.tile_i, self.kt))
+        # the only tile of C is dead once it is multiplied: the product takes its place
+        g_bytes = 4 * self.group_tile * key.tile_i * (key.tile_j + 4)
+        self.reuse_c = key.rows == key.tile_i and self.group_tile == 1 and g_bytes <= engine.tile_bytes(1)
 
         @cute.struct
         class Storage:
-            ab_mbar: cute.struct.MemRange[Int64, engine.stages * 2]
+            b_mbar: cute.struct.MemRange[Int64, engine.stages[0] * 2]
+            c_mbar: cute.struct.MemRange[Int64, engine.stages[1] * 2]
             acc_mbar: cute.struct.MemRange[Int64, 2]
             tmem_ptr: Int32
             sB: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(b_layout)], 1024]
             sC: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(c_layout)], 1024]
-            sG: cute.struct.Align[cute.struct.MemRange[Float32, self.group_tile * key.tile_i * self.g_pitch], 16]
-            sRow: cute.struct.Align[cute.struct.MemRange[Float32, 3 * key.head_tile * key.tile_i], 16]
-            sums: cute.struct.Align[cute.struct.MemRange[Float32, sums_size], 16]
+            sG: cute.struct.Align[cute.struct.MemRange[Float32, 0 if self.reuse_c else g_bytes // 4], 16]
+            sRow: cute.struct.Align[cute.struct.MemRange[Float32, 2 * key.head_tile * key.rows], 16]
+            sRelative: cute.struct.Align[cute.struct.MemRange[Float32, key.head_tile * key.rows], 16]
+            sColumn: cute.struct.Align[cute.struct.MemRange[Float32, key.head_tile * (2 * key.tile_j + 2)], 16]
+            sL: cute.struct.Align[cute.struct.MemRange[Float32, 2 * key.chunk_size * self.l_heads], 16]
 
         self.Storage = Storage
         chunks = mdt.shape[0] * mdt.shape[1]
-        if cutlass.const_expr(not key.fused_scan):
-            self.scan_kernel.set_name_prefix("mamba_segsum_scan", remove_cutlass_symbol=True, keep_mangled_name=False)
-            self.scan_kernel(mdt, mA_log, mbias, mA_cumsum, mdecay, msums, dt_min, dt_max).launch(
-                grid=(chunks * (key.num_heads // self.scan_tile), 1, 1), block=(THREADS, 1, 1), stream=stream
-            )
+        self.scan_kernel.set_name_prefix("mamba_segsum_scan", remove_cutlass_symbol=True, keep_mangled_name=False)
+        self.scan_kernel(mdt, mA_log, mbias, mA_cumsum, mstates, msums, dt_min, dt_max).launch(
+            grid=(chunks * (key.num_heads // self.scan_tile), 1, 1), block=(SCAN_THREADS, 1, 1), stream=stream
+        )
         self.kernel.set_name_prefix("mamba_segsum", remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
-            engine.tiled_mma(), atom_b, tma_b, atom_c, tma_c, b_layout, c_layout,
-            mdt, mA_log, mbias, mL, mG, mM, mA_cumsum, mdecay, msums, dt_min, dt_max,
+            engine.tiled_mma(), atom_b, tma_b, atom_c, tma_c, b_layout, c_layout, mL, mG, mM, msums
         ).launch(
-            grid=(chunks * self.tasks, 1, 1), block=(THREADS, 1, 1), stream=stream, use_pdl=not key.fused_scan
+            grid=(chunks * self.tasks, 1, 1), block=(key.threads, 1, 1), stream=stream, use_pdl=True,
+            # 64 registers a thread; naming the carveout keeps the compiler from asking a driver for it
+            min_blocks_per_mp=1024 // key.threads, preferred_smem_carveout=100,
         )  # fmt: skip
-
-    def states_of(self, mstates, b, c):
-        """(Q, H) of one chunk of A_cumsum or decay_states."""
-        Q, H, n_chunks = self.key.chunk_size, self.key.num_heads, mstates.shape[2]
-        row = (Int64(b) * H) * n_chunks + c
-        layout = cute.make_layout((Q, H), stride=(1, cute.assume(Int64(n_chunks) * Q, divby=Q)))
-        return cute.make_tensor(mstates.iterator + cute.assume(row * Q, divby=Q), layout)
-
-    def workspace_of(self, msums, chunk):
-        """(hi | lo, Q, H) of one chunk."""
-        Q, H = self.key.chunk_size, self.key.num_heads
-        offset = cute.assume(Int64(chunk) * (H * Q * 2), divby=Q)
-        return cute.make_tensor(msums.iterator + offset, cute.make_layout((2, Q, H)))
 
     @cute.kernel
     def scan_kernel(
@@ -138,27 +121,40 @@ class Segsum:
         mA_log: cute.Tensor,  # (H,)
         mbias: cute.Tensor | None,  # (H,)
         mA_cumsum: cute.Tensor,  # (b, H, c, Q)
-        mdecay: cute.Tensor,  # (b, H, c, Q)
+        mstates: cute.Tensor,  # (b, H, c, Q)
         msums: cute.Tensor,  # (b, c, H, Q, 2)
         dt_min: Float32,
         dt_max: Float32,
     ):
-        """Sums of ``scan_tile`` heads of one chunk into the workspace."""
+        """``scan_tile`` heads of one chunk."""
         cute.arch.griddepcontrol_launch_dependents()
-        per_chunk = self.key.num_heads // self.scan_tile
+        Q, H, heads = self.key.chunk_size, self.key.num_heads, self.scan_tile
         bidx = cute.arch.block_idx()[0]
-        chunk = bidx // per_chunk
-        h0 = (bidx - chunk * per_chunk) * self.scan_tile
-        b = chunk // mdt.shape[1]
-        c = chunk - b * mdt.shape[1]
-        Q = self.key.chunk_size
-        sums = memory.SmemAllocator().allocate_tensor(Float32, self.sums_layout(self.scan_tile), byte_alignment=16)
-        out = cute.domain_offset((0, 0, h0), self.workspace_of(msums, chunk))
+        chunk = bidx // (H // heads)
+        h0 = (bidx - chunk * (H // heads)) * heads
+        n_chunks = mdt.shape[1]
+        b = chunk // n_chunks
+        c = chunk - b * n_chunks
+        work = memory.SmemAllocator().allocate_tensor(Float32, sums_layout(Q, heads), byte_alignment=16)
+        sums = cute.domain_offset((0, 0, h0), self.workspace(msums, chunk))
+        # the fixed inner stride lets a lane store its rows in vectors
+        states = cute.make_layout((Q, H), stride=(1, cute.assume(Int64(n_chunks) * Q, divby=Q)))
+        offset = cute.assume((Int64(b) * H * n_chunks + c) * Q, divby=Q)
+        gA_cumsum, gstates = (
+            cute.domain_offset((0, h0), cute.make_tensor(m.iterator + offset, states)) for m in (mA_cumsum, mstates)
+        )
         scan_heads(
-            mdt[b, c, None, None], mA_log, mbias, sums, out,
-            self.states_of(mA_cumsum, b, c), self.states_of(mdecay, b, c), cutlass.Boolean(True),
-            Int32(0), Int32(Q), h0, dt_min, dt_max, THREADS,
+            cute.domain_offset((0, h0), mdt[b, c, None, None]),
+            cute.domain_offset((h0,), mA_log),
+            None if cutlass.const_expr(mbias is None) else cute.domain_offset((h0,), mbias),
+            work, sums, gA_cumsum, gstates, dt_min, dt_max, heads, SCAN_THREADS,
         )  # fmt: skip
+
+    def workspace(self, msums, chunk):
+        """(hi | lo, Q, H) of one chunk."""
+        Q, H = self.key.chunk_size, self.key.num_heads
+        offset = cute.assume(Int64(chunk) * (H * Q * 2), divby=2 * Q)
+        return cute.make_tensor(msums.iterator + offset, cute.make_layout((2, Q, H)))
 
     @cute.kernel
     def kernel(
@@ -170,332 +166,335 @@ class Segsum:
         tma_c: cute.Tensor,  # (Q, N, G, c, b)
         b_layout: cute.ComposedLayout,
         c_layout: cute.ComposedLayout,
-        mdt: cute.Tensor,
-        mA_log: cute.Tensor,
-        mbias: cute.Tensor | None,
-        mL: cute.Tensor,
-        mG: cute.Tensor,
-        mM: cute.Tensor,
-        mA_cumsum: cute.Tensor,
-        mdecay: cute.Tensor,
-        msums: cute.Tensor | None,
-        dt_min: Float32,
-        dt_max: Float32,
+        mL: cute.Tensor,  # (b, H, c, Q, Q)
+        mG: cute.Tensor,  # (b, c, Q, Q, H or G)
+        mM: cute.Tensor,  # (b, c, Q, Q, H)
+        msums: cute.Tensor,  # (b, c, H, Q, 2)
     ):
-        storage = memory.SmemAllocator().allocate(self.Storage)
+        """``rows`` x ``tile_j`` of G and M of one chunk for ``head_tile`` heads, and a part of its L."""
+        key, engine = self.key, self.engine
+        Q, H = key.chunk_size, key.num_heads
+        tidx = cute.arch.thread_idx()[0]
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         bidx = cute.arch.block_idx()[0]
         chunk = bidx // self.tasks
         task = bidx - chunk * self.tasks
-        b = chunk // mdt.shape[1]
-        c = chunk - b * mdt.shape[1]
-        if task < self.products_tasks:
-            self.products(
-                storage, tiled_mma, atom_b, tma_b[None, None, None, c, b], atom_c, tma_c[None, None, None, c, b],
-                b_layout, c_layout, mdt[b, c, None, None], mA_log, mbias, mG, mM, msums, dt_min, dt_max, chunk, task,
-            )  # fmt: skip
-        else:
-            self.decays(
-                storage, mdt[b, c, None, None], mA_log, mbias, mL, mA_cumsum, mdecay, msums, dt_min, dt_max,
-                chunk, b, c, task - self.products_tasks,
-            )  # fmt: skip
-
-    @cute.jit
-    def decays(
-        self,
-        storage,
-        mdt: cute.Tensor,  # (Q, H)
-        mA_log: cute.Tensor,
-        mbias: cute.Tensor | None,
-        mL: cute.Tensor,
-        mA_cumsum: cute.Tensor,
-        mdecay: cute.Tensor,
-        msums: cute.Tensor | None,
-        dt_min: Float32,
-        dt_max: Float32,
-        chunk: Int32,
-        b: Int32,
-        c: Int32,
-        task: Int32,
-    ):
-        """``rows_l`` rows of L of one head."""
-        Q, H, rows = self.key.chunk_size, self.key.num_heads, self.key.rows_l
-        tidx = cute.arch.thread_idx()[0]
-        h = task // self.decays_per_head
-        i0 = (task - h * self.decays_per_head) * rows
-        if cutlass.const_expr(self.key.fused_scan):
-            sums = storage.sums.get_tensor(self.sums_layout(1))
-            scan_heads(
-                mdt, mA_log, mbias, sums, None, self.states_of(mA_cumsum, b, c), self.states_of(mdecay, b, c),
-                i0 + rows == Q, Int32(0), i0 + rows, h, dt_min, dt_max, THREADS,
-            )  # fmt: skip
-            sums = sums[None, None, 0]  # (hi | lo, Q)
-        else:
-            cute.arch.griddepcontrol_wait()
-            sums = self.workspace_of(msums, chunk)[None, None, h]
-
-        # A warp covers 64 columns and 4 rows, so that half of the warps' steps lie above the diagonal and only write
-        # zeros. A thread keeps 8 columns j ... j + 7, relative to the last, and walks over the rows.
-        columns = min(Q, 64) // VECTOR
-        warp_rows, warp_cols = 32 // columns, Q // (columns * VECTOR)
-        rows_per_pass = THREADS // 32 // warp_cols * warp_rows
-        lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        v = (warp % warp_cols) * columns + lane % columns
-        j = v * VECTOR
-        pairs = cute.make_rmem_tensor((2, VECTOR), Float32)
-        cute.autovec_copy(cute.flat_divide(sums, (2, VECTOR))[None, None, 0, v], pairs)
-        base_hi, base_lo = pairs[0, VECTOR - 1], pairs[1, VECTOR - 1]
-        tJ = cute.make_rmem_tensor(VECTOR, Float32)
-        for k in cutlass.range_constexpr(VECTOR):
-            tJ[k] = (pairs[0, k] - base_hi) + (pairs[1, k] - base_lo)
-
-        offset = ((Int64(b) * H + h) * mL.shape[2] + c) * (Q * Q) + i0 * Q
-        gL = cute.make_tensor(
-            mL.iterator + cute.assume(offset, divby=Q), cute.make_layout((VECTOR, Q // VECTOR, rows))
-        )
-        values = cute.make_rmem_tensor(VECTOR, Float32)
-        row0 = (warp // warp_cols) * warp_rows + lane // columns
-        passes = rows // rows_per_pass
-        tI = cute.make_rmem_tensor(passes, Float32)
-        for p in cutlass.range_constexpr(passes):
-            i = i0 + row0 + p * rows_per_pass
-            tI[p] = (sums[0, i] - base_hi) + (sums[1, i] - base_lo)
-        for p in cutlass.range_constexpr(passes):
-            row = row0 + p * rows_per_pass
-            i = i0 + row
-            values.fill(0.0)
-            if i >= j + VECTOR - 1:
-                for k in cutlass.range_constexpr(VECTOR):
-                    values[k] = exp2_approx(tI[p] - tJ[k])
-            if (i >= j + VECTOR - 1) | (i < j):
-                self.write(values, gL[None, v, row])
-
-        # the vectors on the diagonal, one a row
-        for p in cutlass.range_constexpr(-(-rows // THREADS)):
-            row = tidx + p * THREADS
-            if row < rows:
-                i = i0 + row
-                v = i // VECTOR
-                if i < v * VECTOR + VECTOR - 1:
-                    for k in cutlass.range_constexpr(VECTOR):
-                        j = v * VECTOR + k
-                        value = decay(sums[0, i], sums[1, i], sums[0, j], sums[1, j])
-                        values[k] = select(i >= j, value, Float32(0.0))
-                    self.write(values, gL[None, v, row])
-
-    @cute.jit
-    def products(
-        self,
-        storage,
-        tiled_mma: cute.TiledMma,
-        atom_b: cute.CopyAtom,
-        tma_b: cute.Tensor,  # (Q, N, G)
-        atom_c: cute.CopyAtom,
-        tma_c: cute.Tensor,  # (Q, N, G)
-        b_layout: cute.ComposedLayout,
-        c_layout: cute.ComposedLayout,
-        mdt: cute.Tensor,  # (Q, H)
-        mA_log: cute.Tensor,
-        mbias: cute.Tensor | None,
-        mG: cute.Tensor,
-        mM: cute.Tensor,
-        msums: cute.Tensor | None,
-        dt_min: Float32,
-        dt_max: Float32,
-        chunk: Int32,
-        task: Int32,
-    ):
-        """``tile_i`` x ``tile_j`` of G and M for ``head_tile`` heads."""
-        key, engine = self.key, self.engine
-        tidx = cute.arch.thread_idx()[0]
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        b = chunk // mL.shape[2]
+        c = chunk - b * mL.shape[2]
         it = task // (self.grid_j * self.grid_h)
         rest = task - it * (self.grid_j * self.grid_h)
         jt = rest // self.grid_h
         ht = rest - jt * self.grid_h
-        i0, j0, h0 = it * key.tile_i, jt * key.tile_j, ht * key.head_tile
-        g0 = ht * self.group_tile
-        causal = i0 + key.tile_i > j0  # some of the tile lies on or below the diagonal
+        i0, j0, h0 = it * key.rows, jt * key.tile_j, ht * key.head_tile
 
-        sB = storage.sB.get_tensor(b_layout.outer, swizzle=b_layout.inner)  # (tile_j, kt, stage)
-        sC = storage.sC.get_tensor(c_layout.outer, swizzle=c_layout.inner)  # (tile_i, kt, stage)
-        pipe = engine.tile_pipeline(storage.ab_mbar.data_ptr())
+        storage = memory.SmemAllocator().allocate(self.Storage)
+        sB = storage.sB.get_tensor(b_layout.outer, swizzle=b_layout.inner)  # (tile_j, kt, stage and piece)
+        sC = storage.sC.get_tensor(c_layout.outer, swizzle=c_layout.inner)  # (tile_i, kt, stage and piece)
+        g_pitch = key.tile_j + 4  # spreads an accumulator's (i, j) over the banks
+        g_layout = cute.make_layout(
+            (key.tile_i, key.tile_j, self.group_tile), stride=(g_pitch, 1, key.tile_i * g_pitch)
+        )
+        g_ptr = cute.recast_ptr(storage.sC.data_ptr(), dtype=Float32) if self.reuse_c else storage.sG.data_ptr()
+        sG = cute.make_tensor(g_ptr, g_layout)
+        # sums of the task's rows, the same relative to the first row of their tile, sums of its columns, and of its L
+        sRow = storage.sRow.get_tensor(cute.make_layout((2, key.head_tile, key.rows)))
+        sRelative = storage.sRelative.get_tensor(cute.make_layout((key.head_tile, key.rows)))
+        columns_layout = cute.make_layout((2, key.head_tile, key.tile_j), stride=(1, 2 * key.tile_j + 2, 2))
+        sColumn = storage.sColumn.get_tensor(columns_layout)
+        sL = storage.sL.get_tensor(cute.make_layout((2, Q, self.l_heads)))
+
+        pipe_b, pipe_c = engine.pipelines(storage.b_mbar.data_ptr(), storage.c_mbar.data_ptr())
         engine.begin(storage)
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
-        acc = engine.accumulator(tiled_mma, storage)
+        acc = engine.accumulator(tiled_mma)
         tCrB, tCrC = engine.operands(tiled_mma, sB, sC)
-
         one = cute.make_layout(1)
+        pieces_b = cute.local_tile(tma_b[None, None, None, c, b], (key.tile_j, self.kt), (jt, None, None))
+        pieces_c = cute.local_tile(tma_c[None, None, None, c, b], (key.tile_i, self.kt), (None, None, None))
         tBsB, tBgB = cpasync.tma_partition(
-            atom_b, 0, one, cute.group_modes(sB, 0, 2),
-            cute.group_modes(cute.local_tile(tma_b, (key.tile_j, self.kt), (jt, None, None)), 0, 2),
-        )  # fmt: skip
+            atom_b, 0, one, cute.group_modes(sB, 0, 2), cute.group_modes(pieces_b, 0, 2)
+        )  # (piece, stage and piece), (piece, k, group)
         tCsC, tCgC = cpasync.tma_partition(
-            atom_c, 0, one, cute.group_modes(sC, 0, 2),
-            cute.group_modes(cute.local_tile(tma_c, (key.tile_i, self.kt), (it, None, None)), 0, 2),
-        )  # fmt: skip
-        tiles = self.group_tile * self.k_tiles
+            atom_c, 0, one, cute.group_modes(sC, 0, 2), cute.group_modes(pieces_c, 0, 2)
+        )  # (piece, stage and piece), (piece, i tile, k, group)
 
+        tiles, groups = key.rows // key.tile_i, self.group_tile
+        products = tiles * groups
+        i_tile, g0 = it * tiles, ht * groups
         if warp == 0:
-            for n in cutlass.range_constexpr(key.stages):
-                self.load_tile(pipe, atom_b, tBgB, tBsB, atom_c, tCgC, tCsC, g0, n)
+            for n in cutlass.range_constexpr(engine.stages[0]):
+                self.load_tile(pipe_b, 0, n, atom_b, tBgB[None, None, g0 + n], tBsB)
+            for n in cutlass.range_constexpr(engine.stages[1]):
+                self.load_tile(pipe_c, 1, n, atom_c, tCgC[None, i_tile + n // groups, None, g0 + n % groups], tCsC)
 
-        # fused: sums from j0 on, which is all that differences inside the tile need
-        if cutlass.const_expr(key.fused_scan):
-            sums = storage.sums.get_tensor(self.sums_layout(key.head_tile))  # (hi | lo, row from j0, head)
-            if causal:
-                scan_heads(
-                    mdt, mA_log, mbias, sums, None, None, None, causal, j0, i0 + key.tile_i - j0, h0,
-                    dt_min, dt_max, THREADS,
-                )  # fmt: skip
-
-        sG = storage.sG.get_tensor(  # (i, j, group)
-            cute.make_layout(
-                (key.tile_i, key.tile_j, self.group_tile), stride=(self.g_pitch, 1, key.tile_i * self.g_pitch)
-            )
-        )
-        if tidx < self.engine.threads:
-            for g in cutlass.range_constexpr(self.group_tile):
-                self.engine.start(g)
-                for k in cutlass.range_constexpr(self.k_tiles):
-                    n = g * self.k_tiles + k
-                    self.engine.step(tiled_mma, acc, tCrB, tCrC, pipe, n, k == 0)
-                    if cutlass.const_expr(n + key.stages < tiles):
-                        if warp == 0:
-                            self.load_tile(pipe, atom_b, tBgB, tBsB, atom_c, tCgC, tCsC, g0, n + key.stages)
-                self.engine.finish(g)
-                values, coords = self.engine.read(tiled_mma, acc, g)
-                for v in cutlass.range_constexpr(cute.size(values)):
-                    j, i = coords[v]
-                    sG[i, j, g] = values[v]
-        # (head, row from i0, part): the sums relative to row i0, and the pairs hi, lo
-        sRow = storage.sRow.get_tensor(cute.make_layout((key.head_tile, key.tile_i, 3)))
-        if cutlass.const_expr(not key.fused_scan):
+        # where no element of the task lies on or below the diagonal, M is zero and needs no sums
+        causal = i0 + key.rows > j0
+        gsums = self.workspace(msums, chunk)
+        l0 = task * self.l_rows * self.l_heads  # first row of L among the chunk's H * Q
+        if cutlass.const_expr(not key.products_first):
             cute.arch.griddepcontrol_wait()
-            sums = cute.domain_offset((0, j0, h0), self.workspace_of(msums, chunk))
-        base = i0 - j0  # not negative where the tile is causal: tile_i divides tile_j
-        if causal:
-            for n in cutlass.range_constexpr(-(-key.head_tile * key.tile_i // THREADS)):
-                e = tidx + n * THREADS
-                h, row = e % key.head_tile, e // key.head_tile
-                if row < key.tile_i:
-                    hi, lo = sums[0, base + row, h], sums[1, base + row, h]
-                    sRow[h, row, 0] = (hi - sums[0, base, h]) + (lo - sums[1, base, h])
-                    sRow[h, row, 1], sRow[h, row, 2] = hi, lo
-        cute.arch.sync_threads()
+            self.load_sums(gsums, sRow, sColumn, sL, i0, j0, h0, l0, causal)
+        for t in cutlass.range(tiles, unroll=1):
+            if tidx < self.engine.threads:
+                for g in cutlass.range_constexpr(groups):
+                    n = t * groups + g
+                    self.engine.multiply(acc, tCrB, tCrC, pipe_b, pipe_c, n if groups > 1 else 0, n, n)
+                    ahead_b, ahead_c = n + self.engine.stages[0], n + self.engine.stages[1]
+                    if warp == 0:
+                        if cutlass.const_expr(groups > 1):
+                            if ahead_b < products:
+                                gB = tBgB[None, None, g0 + ahead_b % groups]
+                                self.load_tile(pipe_b, 0, ahead_b, atom_b, gB, tBsB)
+                        if ahead_c < products:
+                            gC = tCgC[None, i_tile + ahead_c // groups, None, g0 + ahead_c % groups]
+                            self.load_tile(pipe_c, 1, ahead_c, atom_c, gC, tCsC)
+                    values, coords = self.engine.read(tiled_mma, acc, n)
+                    for v in cutlass.range_constexpr(cute.size(values)):
+                        j, i = coords[v]
+                        sG[i, j, g] = values[v]
+            cute.arch.sync_threads()
+            row = t * key.tile_i
+            if cutlass.const_expr(key.per_group):
+                self.write_groups(sG, mG, chunk, i0 + row, j0, g0)
+            else:
+                self.write_products(sG, mG, chunk, i0 + row, j0, h0)
+            if t == 0:
+                if cutlass.const_expr(key.products_first):
+                    cute.arch.griddepcontrol_wait()
+                    self.load_sums(gsums, sRow, sColumn, sL, i0, j0, h0, l0, causal)
+                cute.arch.cp_async_wait_group(0)
+                cute.arch.sync_threads()
+                if causal:
+                    self.make_relative(sRow, sRelative)
+                self.write_decays(sL, mL, b, c, l0)
+                cute.arch.sync_threads()
+            self.write_masked(sG, sRow, sRelative, sColumn, mM, chunk, i0, j0, h0, row)
+            cute.arch.sync_threads()
         self.engine.end(acc)
-        self.write_products(sG, sums, sRow, mG, mM, chunk, i0, j0, h0, base, causal)
-        if cutlass.const_expr(key.per_group):
-            self.write_groups(sG, mG, chunk, i0, j0, ht * self.group_tile)
 
     @cute.jit
     def load_tile(
         self,
         pipe: pipeline.PipelineAsync,
-        atom_b: cute.CopyAtom,
-        tBgB: cute.Tensor,  # (tile, k, group)
-        tBsB: cute.Tensor,  # (tile, stage)
-        atom_c: cute.CopyAtom,
-        tCgC: cute.Tensor,
-        tCsC: cute.Tensor,
-        g0: Int32,
-        n: cutlass.Constexpr,
+        operand: cutlass.Constexpr,
+        n: Int32,
+        atom: cute.CopyAtom,
+        gTile: cute.Tensor,  # (piece, k)
+        sTile: cute.Tensor,  # (piece, stage and piece)
     ):
-        """Tile n of the ring: k tile n % k_tiles of group n // k_tiles (one warp calls)."""
-        stages = self.key.stages
-        state = ring_state(n, stages, producer=True)
-        k, g = n % self.k_tiles, g0 + n // self.k_tiles
+        """The n-th tile of a ring, all of K (one warp calls)."""
+        state = ring_state(n, self.engine.stages[operand], producer=True)
         pipe.producer_acquire(state)
         mbar = pipe.producer_get_barrier(state)
-        cute.copy(atom_b, tBgB[None, k, g], tBsB[None, n % stages], tma_bar_ptr=mbar)
-        cute.copy(atom_c, tCgC[None, k, g], tCsC[None, n % stages], tma_bar_ptr=mbar)
+        for k in cutlass.range_constexpr(self.engine.k_tiles):
+            cute.copy(atom, gTile[None, k], sTile[None, state.index * self.engine.k_tiles + k], tma_bar_ptr=mbar)
         pipe.producer_commit(state)
+
+    @cute.jit
+    def load_sums(
+        self,
+        gsums: cute.Tensor,  # (hi | lo, Q, H)
+        sRow: cute.Tensor,  # (hi | lo, head, row)
+        sColumn: cute.Tensor,  # (hi | lo, head, column)
+        sL: cute.Tensor,  # (hi | lo, Q, head)
+        i0: Int32,
+        j0: Int32,
+        h0: Int32,
+        l0: Int32,
+        causal: Boolean,
+    ):
+        """Starts copying the task's sums to shared memory."""
+        key, threads = self.key, self.key.threads
+        tidx = cute.arch.thread_idx()[0]
+        pair = cute.make_copy_atom(cpasync.CopyG2SOp(), Float32, num_bits_per_copy=64)
+        head = l0 // key.chunk_size
+        for n in cutlass.range(tidx, key.chunk_size * self.l_heads, threads, unroll=4):
+            h, r = n // key.chunk_size, n % key.chunk_size
+            if head + h < key.num_heads:
+                cute.copy(pair, gsums[None, r, head + h], sL[None, r, h])
+        if causal:
+            for n in cutlass.range(tidx, key.rows * key.head_tile, threads, unroll=4):
+                h, row = n // key.rows, n % key.rows
+                cute.copy(pair, gsums[None, i0 + row, h0 + h], sRow[None, h, row])
+            for n in cutlass.range(tidx, key.tile_j * key.head_tile, threads, unroll=4):
+                h, column = n // key.tile_j, n % key.tile_j
+                cute.copy(pair, gsums[None, j0 + column, h0 + h], sColumn[None, h, column])
+        cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def make_relative(self, sRow: cute.Tensor, sRelative: cute.Tensor):  # (hi | lo, head, row), (head, row)
+        key = self.key
+        for n in cutlass.range(cute.arch.thread_idx()[0], key.rows * key.head_tile, key.threads, unroll=1):
+            h, row = n % key.head_tile, n // key.head_tile
+            base = row // key.tile_i * key.tile_i
+            sRelative[h, row] = (sRow[0, h, row] - sRow[0, h, base]) + (sRow[1, h, row] - sRow[1, h, base])
+
+    @cute.jit
+    def write_decays(
+        self,
+        sL: cute.Tensor,  # (hi | lo, Q, head)
+        mL: cute.Tensor,  # (b, H, c, Q, Q)
+        b: Int32,
+        c: Int32,
+        l0: Int32,
+    ):
+        """``l_rows`` rows of L of ``l_heads`` heads."""
+        Q, H, rows, threads = self.key.chunk_size, self.key.num_heads, self.l_rows, self.key.threads
+        lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        # A warp covers 64 columns and walks over the rows, four at a time: above the diagonal it writes zeros, on it
+        # subtracts the pairs part by part, and below it the sums relative to a row between j and i: the last column.
+        # Each is a loop without branches. A thread keeps 8 columns.
+        lanes = 64 // VECTOR
+        warp_rows, warp_cols = 32 // lanes, Q // 64
+        step = threads // 32 // warp_cols * warp_rows
+        block = warp % warp_cols * 64
+        v = block // VECTOR + lane % lanes
+        j = v * VECTOR
+        first, warp_first = warp // warp_cols * warp_rows + lane // lanes, warp // warp_cols * warp_rows
+        i0 = l0 % Q
+        # passes whose rows all lie above the block, and those that have begun before all lie below it
+        passes = rows // step
+        zeros = cutlass.min(cutlass.max(block - warp_rows - i0 - warp_first + step, 0) // step, passes)
+        mixed = cutlass.min(cutlass.max(block + 63 - i0 - warp_first + step - 1, 0) // step, passes)
+        values = cute.make_rmem_tensor(VECTOR, Float32)
+        tJ = cute.make_rmem_tensor(VECTOR, Float32)
+        pairs = cute.make_rmem_tensor((2, VECTOR), Float32)
+        for head in cutlass.range(self.l_heads, unroll=1):
+            h = l0 // Q + head
+            if h < H:
+                offset = ((Int64(b) * H + h) * mL.shape[2] + c) * (Q * Q) + i0 * Q
+                gL = cute.make_tensor(
+                    mL.iterator + cute.assume(offset, divby=Q), cute.make_layout((VECTOR, Q // VECTOR, rows))
+                )
+                sums = sL[None, None, head]  # (hi | lo, Q)
+                values.fill(0.0)
+                for p in cutlass.range(zeros, unroll=4):
+                    self.write(values, gL[None, v, first + p * step])
+                cute.autovec_copy(cute.flat_divide(sums, (2, VECTOR))[None, None, 0, v], pairs)
+                for p in cutlass.range(zeros, mixed, unroll=1):
+                    row = first + p * step
+                    hi, lo = sums[0, i0 + row], sums[1, i0 + row]
+                    for k in cutlass.range_constexpr(VECTOR):
+                        values[k] = select(i0 + row >= j + k, decay(hi, lo, pairs[0, k], pairs[1, k]), Float32(0.0))
+                    self.write(values, gL[None, v, row])
+                base_hi, base_lo = pairs[0, VECTOR - 1], pairs[1, VECTOR - 1]
+                for k in cutlass.range_constexpr(VECTOR):
+                    tJ[k] = (pairs[0, k] - base_hi) + (pairs[1, k] - base_lo)
+                for p in cutlass.range(mixed, passes, unroll=2):
+                    row = first + p * step
+                    tI = (sums[0, i0 + row] - base_hi) + (sums[1, i0 + row] - base_lo)
+                    for k in cutlass.range_constexpr(VECTOR):
+                        values[k] = exp2_approx(tI - tJ[k])
+                    self.write(values, gL[None, v, row])
+
+    def element_layout(self, width):
+        """A row of G or M over the task's columns and heads as (width, vectors), with ``tile_i`` rows: its layout."""
+        key = self.key
+        Q, H, heads = key.chunk_size, key.num_heads, key.head_tile
+        if heads == H:
+            return cute.make_layout((width, key.tile_j * H // width, key.tile_i), stride=(1, width, Q * H))
+        return cute.make_layout((width, (heads // width, key.tile_j), key.tile_i), stride=(1, (width, H), Q * H))
+
+    def elements(self, v, width):
+        """Column, head and group of each element of vector v."""
+        heads = self.key.head_tile
+        e = [v * width + k for k in range(width)]
+        return [x // heads for x in e], [x % heads for x in e], [x % heads // self.heads_per_group for x in e]
+
+    def widths(self):
+        """Elements of a vector, and whether they always share a column and a group."""
+        heads = self.key.head_tile
+        width = VECTOR if heads == self.key.num_heads else math.gcd(VECTOR, heads)
+        return width, heads % width == 0 and self.heads_per_group % width == 0
+
+    def walk(self, width):
+        """How threads walk over ``tile_i`` rows of vectors: vectors a row, rows a pass."""
+        vectors = self.key.tile_j * self.key.head_tile // width
+        return vectors, max(1, self.key.threads // vectors)
 
     @cute.jit
     def write_products(
         self,
         sG: cute.Tensor,  # (i, j, group)
-        sums: cute.Tensor,  # (hi | lo, row from j0, head)
-        sRow: cute.Tensor,  # (head, row from i0, relative | hi | lo)
-        mG: cute.Tensor,
-        mM: cute.Tensor,
+        mG: cute.Tensor,  # (b, c, Q, Q, H)
         chunk: Int32,
         i0: Int32,
         j0: Int32,
         h0: Int32,
-        base: Int32,
-        causal: cutlass.Boolean,
     ):
-        """Rows of M, and of G over all heads: a thread keeps neighbouring elements (j, h) and walks over i."""
+        """``tile_i`` rows of G, repeated over the heads."""
         key = self.key
-        Q, H, heads = key.chunk_size, key.num_heads, key.head_tile
+        Q, H = key.chunk_size, key.num_heads
         tidx = cute.arch.thread_idx()[0]
-        width = VECTOR if heads == H else math.gcd(VECTOR, heads)
-        vectors = key.tile_j * heads // width
-        rows_per_pass = max(1, THREADS // vectors)
-        passes = -(-key.tile_i // rows_per_pass)
-        one_j = heads % width == 0
-        one_group = one_j and self.heads_per_group % width == 0
-        if cutlass.const_expr(heads == H):
-            layout = cute.make_layout((width, vectors, key.tile_i), stride=(1, width, Q * H))
-        else:
-            per_j = heads // width
-            layout = cute.make_layout(
-                (width, (per_j, key.tile_j), key.tile_i), stride=(1, (width, H), Q * H)
-            )
-        row0 = cute.assume(((Int64(chunk) * Q + i0) * Q + j0) * H + h0, divby=width)
-        gG, gM = cute.make_tensor(mG.iterator + row0, layout), cute.make_tensor(mM.iterator + row0, layout)
+        width, uniform = self.widths()
+        vectors, rows_per_pass = self.walk(width)
+        offset = cute.assume(((Int64(chunk) * Q + i0) * Q + j0) * H + h0, divby=width)
+        gG = cute.make_tensor(mG.iterator + offset, self.element_layout(width))
+        product = cute.make_rmem_tensor(width, Float32)
+        for n in cutlass.range_constexpr(-(-vectors // key.threads)):
+            v, first = tidx % vectors + n * key.threads, tidx // vectors
+            if (v < vectors) & (first < rows_per_pass):
+                j, h, g = self.elements(v, width)
+                for row in cutlass.range(first, key.tile_i, rows_per_pass, unroll=4):
+                    for k in cutlass.range_constexpr(width):
+                        product[k] = product[0] if k and uniform else sG[row, j[k], g[k]]
+                    self.write(product, gG[None, v, row])
+
+    @cute.jit
+    def write_masked(
+        self,
+        sG: cute.Tensor,  # (i, j, group)
+        sRow: cute.Tensor,  # (hi | lo, head, row of the task)
+        sRelative: cute.Tensor,  # (head, row of the task)
+        sColumn: cute.Tensor,  # (hi | lo, head, column of the task)
+        mM: cute.Tensor,  # (b, c, Q, Q, H)
+        chunk: Int32,
+        i0: Int32,
+        j0: Int32,
+        h0: Int32,
+        task_row: Int32,
+    ):
+        """``tile_i`` rows of M = G * L: a thread keeps neighbouring elements (j, h) and walks over i."""
+        key = self.key
+        Q, H = key.chunk_size, key.num_heads
+        tidx = cute.arch.thread_idx()[0]
+        width, uniform = self.widths()
+        vectors, rows_per_pass = self.walk(width)
+        i0 = i0 + task_row
+        offset = cute.assume(((Int64(chunk) * Q + i0) * Q + j0) * H + h0, divby=width)
+        gM = cute.make_tensor(mM.iterator + offset, self.element_layout(width))
         tJ, tJ_lo = cute.make_rmem_tensor(width, Float32), cute.make_rmem_tensor(width, Float32)
-        product, value = cute.make_rmem_tensor(width, Float32), cute.make_rmem_tensor(width, Float32)
-
-        for n in cutlass.range_constexpr(-(-vectors // THREADS)):
-            v = tidx % vectors if vectors < THREADS else tidx + n * THREADS
-            first = tidx // vectors if vectors < THREADS else Int32(0)
-            e = [v * width + k for k in range(width)]
-            j, h = [x // heads for x in e], [x % heads for x in e]
-            g = [x // self.heads_per_group for x in h]
-            # columns up to row i0 have it between j and i, so that sums relative to it may be rounded
-            relative = causal & (j0 + j[width - 1] <= i0)
-            rows = cutlass.min(rows_per_pass * passes, key.tile_i)
-            if (first >= rows_per_pass) | (v >= vectors):
-                rows = Int32(0)
-            if relative:
-                for k in cutlass.range_constexpr(width):
-                    hi, lo = sums[0, j[k], h[k]], sums[1, j[k], h[k]]
-                    tJ[k] = (hi - sums[0, base, h[k]]) + (lo - sums[1, base, h[k]])
-                for row in cutlass.range(first, rows, rows_per_pass, unroll=4):
+        value = cute.make_rmem_tensor(width, Float32)
+        product = cute.make_rmem_tensor(width, Float32)
+        for n in cutlass.range_constexpr(-(-vectors // key.threads)):
+            v, first = tidx % vectors + n * key.threads, tidx // vectors
+            if (v < vectors) & (first < rows_per_pass):
+                j, h, g = self.elements(v, width)
+                # columns up to row i0 have it between j and i: sums relative to it may be rounded
+                if j0 + j[width - 1] <= i0:
                     for k in cutlass.range_constexpr(width):
-                        product[k] = product[0] if k and one_group else sG[row, j[k], g[k]]
-                        value[k] = product[k] * exp2_approx(sRow[h[k], row, 0] - tJ[k])
-                    self.write_row(product, value, gG[None, v, row], gM[None, v, row])
-            elif causal:
-                for k in cutlass.range_constexpr(width):
-                    tJ[k], tJ_lo[k] = sums[0, j[k], h[k]], sums[1, j[k], h[k]]
-                for row in cutlass.range(first, rows, rows_per_pass, unroll=2):
+                        hi, lo = sRow[0, h[k], task_row], sRow[1, h[k], task_row]
+                        tJ[k] = (sColumn[0, h[k], j[k]] - hi) + (sColumn[1, h[k], j[k]] - lo)
+                    for row in cutlass.range(first, key.tile_i, rows_per_pass, unroll=4):
+                        for k in cutlass.range_constexpr(width):
+                            product[k] = product[0] if k and uniform else sG[row, j[k], g[k]]
+                            value[k] = product[k] * exp2_approx(sRelative[h[k], task_row + row] - tJ[k])
+                        self.write(value, gM[None, v, row])
+                elif j0 + j[0] < i0 + key.tile_i:
                     for k in cutlass.range_constexpr(width):
-                        product[k] = product[0] if k and one_group else sG[row, j[k], g[k]]
-                        factor = decay(sRow[h[k], row, 1], sRow[h[k], row, 2], tJ[k], tJ_lo[k])
-                        value[k] = select(i0 + row >= j0 + j[k], product[k] * factor, Float32(0.0))
-                    self.write_row(product, value, gG[None, v, row], gM[None, v, row])
-            else:
-                value.fill(0.0)
-                for row in cutlass.range(first, rows, rows_per_pass, unroll=4):
-                    for k in cutlass.range_constexpr(width):
-                        product[k] = product[0] if k and one_group else sG[row, j[k], g[k]]
-                    self.write_row(product, value, gG[None, v, row], gM[None, v, row])
-
-    @cute.jit
-    def write_row(self, product: cute.Tensor, value: cute.Tensor, gG: cute.Tensor, gM: cute.Tensor):  # each (width,)
-        if cutlass.const_expr(not self.key.per_group):
-            self.write(product, gG)
-        self.write(value, gM)
-
-    @cute.jit
-    def write(self, values: cute.Tensor, gOut: cute.Tensor):  # each (width,)
-        """Rounds once and stores, 16 bytes at a time where the width allows."""
-        out = cute.make_rmem_tensor(values.shape, self.dtype)
-        out.store(values.load().to(self.dtype))
-        cute.autovec_copy(out, gOut)
+                        tJ[k], tJ_lo[k] = sColumn[0, h[k], j[k]], sColumn[1, h[k], j[k]]
+                    for row in cutlass.range(first, key.tile_i, rows_per_pass, unroll=2):
+                        r = task_row + row
+                        for k in cutlass.range_constexpr(width):
+                            product[k] = product[0] if k and uniform else sG[row, j[k], g[k]]
+                            factor = decay(sRow[0, h[k], r], sRow[1, h[k], r], tJ[k], tJ_lo[k])
+                            value[k] = select(i0 + row >= j0 + j[k], product[k] * factor, Float32(0.0))
+                        self.write(value, gM[None, v, row])
+                else:
+                    value.fill(0.0)
+                    for row in cutlass.range(first, key.tile_i, rows_per_pass, unroll=4):
+                        self.write(value, gM[None, v, row])
 
     @cute.jit
     def write_groups(
@@ -507,25 +506,29 @@ class Segsum:
         j0: Int32,
         g0: Int32,
     ):
-        """G without the repetition over heads."""
+        """``tile_i`` rows of G without the repetition over heads."""
         key = self.key
         Q, G, groups = key.chunk_size, key.n_groups, self.group_tile
-        tidx = cute.arch.thread_idx()[0]
         width = VECTOR if groups == G else math.gcd(VECTOR, groups)
         vectors = key.tile_j * groups // width
-        row0 = cute.assume(((Int64(chunk) * Q + i0) * Q + j0) * G + g0, divby=width)
+        offset = cute.assume(((Int64(chunk) * Q + i0) * Q + j0) * G + g0, divby=width)
         shape = (width, (groups // width, key.tile_j) if groups < G else vectors, key.tile_i)
         stride = (1, (width, G) if groups < G else width, Q * G)
-        gG = cute.make_tensor(mG.iterator + row0, cute.make_layout(shape, stride=stride))
+        gG = cute.make_tensor(mG.iterator + offset, cute.make_layout(shape, stride=stride))
         product = cute.make_rmem_tensor(width, Float32)
-        for n in cutlass.range_constexpr(-(-vectors * key.tile_i // THREADS)):
-            e = tidx + n * THREADS
-            v, row = e % vectors, e // vectors
-            if row < key.tile_i:
-                for k in cutlass.range_constexpr(width):
-                    x = v * width + k
-                    product[k] = sG[row, x // groups, x % groups]
-                self.write(product, gG[None, v, row])
+        for n in cutlass.range(cute.arch.thread_idx()[0], vectors * key.tile_i, key.threads, unroll=1):
+            v, row = n % vectors, n // vectors
+            for k in cutlass.range_constexpr(width):
+                x = v * width + k
+                product[k] = sG[row, x // groups, x % groups]
+            self.write(product, gG[None, v, row])
+
+    @cute.jit
+    def write(self, values: cute.Tensor, gOut: cute.Tensor):  # each (width,)
+        """Rounds once and stores, 16 bytes at a time where the width allows."""
+        out = cute.make_rmem_tensor(values.shape, self.dtype)
+        out.store(values.load().to(self.dtype))
+        cute.autovec_copy(out, gOut)
 
 
 def compile_segsum(key: SegsumKernel, arch: str):
@@ -562,7 +565,7 @@ def compile_segsum(key: SegsumKernel, arch: str):
         packed(dtype, b, c, Q, Q, H),
         packed(Float32, b, H, c, Q),
         packed(Float32, b, H, c, Q),
-        None if key.fused_scan else packed(Float32, b, c, H, Q, 2),
+        packed(Float32, b, c, H, Q, 2),
         Float32(0.0),
         Float32(0.0),
         make_fake_stream(use_tvm_ffi_env_stream=True),

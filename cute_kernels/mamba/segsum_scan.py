@@ -7,7 +7,7 @@ difference into an element of L.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32
 
 from cute_kernels.device.math import (
     LOG2_E,
@@ -90,6 +90,13 @@ def warp_scan(step: cute.Tensor, values: cutlass.Constexpr):  # step: (values,) 
     return total, hi, lo
 
 
+def sums_layout(chunk_size, heads):
+    """(hi | lo, Q, head) in shared memory, with a gap after the rows of each scanning lane that spreads the banks."""
+    values = chunk_size // 32
+    lane = 2 * values + 2
+    return cute.make_layout((2, (values, 32), heads), stride=(1, (2, lane), 32 * lane + 2))
+
+
 def _of_lane(sums, h, values, lane):
     """This lane's (hi | lo, values) of head h."""
     return cute.flat_divide(sums[None, None, h], (2, values))[None, None, 0, lane]
@@ -97,30 +104,24 @@ def _of_lane(sums, h, values, lane):
 
 @cute.jit
 def scan_heads(
-    mdt: cute.Tensor,  # (Q, H) of one chunk
-    mA_log: cute.Tensor,  # (H,)
-    mbias: cute.Tensor | None,  # (H,)
-    sums: cute.Tensor,  # (hi | lo, Q, head) in shared memory: room to work, and the result without `out`
-    out: cute.Tensor | None,  # (hi | lo, Q, head)
-    mA_cumsum: cute.Tensor | None,  # (Q, H) of the chunk
-    mdecay: cute.Tensor | None,  # (Q, H)
-    write_states: cutlass.Boolean,
-    row0: Int32,
-    rows: Int32,
-    h0: Int32,
+    gdt: cute.Tensor,  # (Q, head)
+    gA_log: cute.Tensor,  # (head,)
+    gbias: cute.Tensor | None,  # (head,)
+    work: cute.Tensor,  # (hi | lo, Q, head) in shared memory
+    sums: cute.Tensor,  # (hi | lo, Q, head)
+    gA_cumsum: cute.Tensor,  # (Q, head)
+    gstates: cute.Tensor,  # (Q, head)
     dt_min: Float32,
     dt_max: Float32,
+    heads: cutlass.Constexpr,
     threads: cutlass.Constexpr,
 ):
-    """Sums from ``row0`` on of as many heads as ``sums`` has, over ``rows`` rows (all threads call, a barrier ends it).
-
-    Writes A_cumsum and decay_states, if they are given, when ``write_states``.
-    """
-    Q, heads = cute.size(sums, mode=[1]), sums.shape[2]
+    """Sums, A_cumsum and decay_states of one chunk and ``heads`` heads (all threads of the block call)."""
+    Q = cute.size(work, mode=[1])
     tidx = cute.arch.thread_idx()[0]
     warp, lane = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.lane_idx()
 
-    # steps go through the places of hi; a thread keeps its head, so that A is computed once
+    # a thread keeps its head, so that A is computed once
     rows_per_pass = threads // heads
     h, first = tidx % heads, tidx // heads
     if first < rows_per_pass:
@@ -129,39 +130,32 @@ def scan_heads(
         for p in cutlass.range_constexpr(passes):  # all loads in flight before the arithmetic
             r = first + p * rows_per_pass
             dt[p] = Float32(0.0)
-            if r < rows:
-                dt[p] = mdt[row0 + r, h0 + h].to(Float32)
-        rate = decay_rate(mA_log[h0 + h].to(Float32))
+            if r < Q:
+                dt[p] = gdt[r, h].to(Float32)
+        rate = decay_rate(gA_log[h].to(Float32))
         bias = Float32(0.0)
-        if cutlass.const_expr(mbias is not None):
-            bias = mbias[h0 + h].to(Float32)
+        if cutlass.const_expr(gbias is not None):
+            bias = gbias[h].to(Float32)
         for p in cutlass.range_constexpr(passes):
             r = first + p * rows_per_pass
-            step = Float32(0.0)
-            if r < rows:
-                step = decay_step(dt[p] + bias, rate, dt_min, dt_max)
             if r < Q:
-                sums[0, r, h] = step
+                work[0, r, h] = decay_step(dt[p] + bias, rate, dt_min, dt_max)
     cute.arch.sync_threads()
 
     V, warps = Q // 32, threads // 32
     for n in cutlass.range_constexpr(-(-heads // warps)):
         h = warp + n * warps
         if h < heads:
-            mine = _of_lane(sums, h, V, lane)
+            steps = cute.make_rmem_tensor(V, Float32)
+            cute.autovec_copy(_of_lane(work, h, V, lane)[0, None], steps)
+            total, hi, lo = warp_scan(steps, V)
+            end_hi = cute.arch.shuffle_sync(hi[V - 1], 31)
+            end_lo = cute.arch.shuffle_sync(lo[V - 1], 31)
             pairs = cute.make_rmem_tensor((2, V), Float32)
-            cute.autovec_copy(mine, pairs)
-            total, hi, lo = warp_scan(pairs[0, None], V)
+            states = cute.make_rmem_tensor(V, Float32)
             for k in cutlass.range_constexpr(V):
                 pairs[0, k], pairs[1, k] = hi[k], lo[k]
-            cute.autovec_copy(pairs, mine if out is None else _of_lane(out, h, V, lane))
-            if cutlass.const_expr(mA_cumsum is not None):
-                end_hi = cute.arch.shuffle_sync(hi[V - 1], 31)
-                end_lo = cute.arch.shuffle_sync(lo[V - 1], 31)
-                if write_states:
-                    states = cute.make_rmem_tensor(V, Float32)
-                    for k in cutlass.range_constexpr(V):
-                        states[k] = decay(end_hi, end_lo, hi[k], lo[k])
-                    cute.autovec_copy(total, cute.flat_divide(mA_cumsum[None, h0 + h], (V,))[None, lane])
-                    cute.autovec_copy(states, cute.flat_divide(mdecay[None, h0 + h], (V,))[None, lane])
-    cute.arch.sync_threads()
+                states[k] = decay(end_hi, end_lo, hi[k], lo[k])
+            cute.autovec_copy(pairs, _of_lane(sums, h, V, lane))
+            cute.autovec_copy(total, cute.flat_divide(gA_cumsum[None, h], (V,))[None, lane])
+            cute.autovec_copy(states, cute.flat_divide(gstates[None, h], (V,))[None, lane])
