@@ -4,10 +4,10 @@ An engine multiplies K-major tiles in shared memory, ``D[m, n] = sum_k A[m, k] B
 every accumulator value to a thread together with its coordinates. Shared-memory layouts, TMA atoms and partitions are the
 same on both, so kernels are written once. Kernels use the coordinates and never assume which thread holds what.
 
-A tile is all of K, in ``k_tiles`` swizzled pieces that arrive together on one mbarrier. Tiles of A and of B lie in rings
-of their own, so that one can stay while the other moves on: the n-th tile of a ring lies in stage n % stages.
+A product's operands are all of K, in ``k_tiles`` swizzled pieces that arrive together on one mbarrier. They lie in a ring
+of ``stages``: those of the n-th product in stage n % stages.
 
-Order of calls in a kernel: ``pipelines`` and ``begin`` by all threads, a barrier, ``accumulator`` by all; then for each
+Order of calls in a kernel: ``ring`` and ``begin`` by all threads, a barrier, ``accumulator`` by all; then for each
 product ``multiply`` and ``read`` by the engine's threads alone; a barrier, ``end`` by all.
 """
 
@@ -31,25 +31,20 @@ def ring_state(n, stages, producer=False):
 
 
 class _Engine:
-    """``tile`` = (M, N, K of one piece); ``stages`` of the rings of A and of B."""
+    """``tile`` = (M, N, K of one piece)."""
 
     def __init__(self, tile, k_tiles, dtype, stages):
         self.tile, self.k_tiles, self.dtype, self.stages = tile, k_tiles, dtype, stages
 
     def smem_layouts(self):
         """Swizzled layouts (m, k, stage and piece) and (n, k, stage and piece), which both tensor cores read."""
-        a, b = (stages * self.k_tiles for stages in self.stages)
-        return (
-            sm90_utils.make_smem_layout_a(LayoutEnum.ROW_MAJOR, self.tile, self.dtype, a),
-            sm90_utils.make_smem_layout_b(LayoutEnum.ROW_MAJOR, self.tile, self.dtype, b),
-        )
+        args = (LayoutEnum.ROW_MAJOR, self.tile, self.dtype, self.stages * self.k_tiles)
+        return sm90_utils.make_smem_layout_a(*args), sm90_utils.make_smem_layout_b(*args)
 
-    def tile_bytes(self, operand):
-        """Bytes of one tile of A (0) or B (1)."""
-        return self.tile[operand] * self.tile[2] * self.k_tiles * self.dtype.width // 8
-
-    def pipelines(self, a_mbar, b_mbar):
-        return self._pipeline(a_mbar, 0), self._pipeline(b_mbar, 1)
+    @property
+    def stage_bytes(self):
+        m, n, k = self.tile
+        return (m + n) * k * self.k_tiles * self.dtype.width // 8
 
     @cute.jit
     def _issue(
@@ -58,15 +53,14 @@ class _Engine:
         acc: cute.Tensor,
         tCrA: cute.Tensor,  # (mma, m, k block, stage and piece)
         tCrB: cute.Tensor,  # (mma, n, k block, stage and piece)
-        a_stage: Int32,
-        b_stage: Int32,
+        stage: Int32,
     ):
         tiled_mma = self.tiled_mma()  # its own: the flag set below must not outlive a branch or loop of the caller
         tiled_mma.set(accumulate, False)
         for k in cutlass.range_constexpr(self.k_tiles):
-            a, b = a_stage * self.k_tiles + k, b_stage * self.k_tiles + k
+            piece = stage * self.k_tiles + k
             for kb in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
-                cute.gemm(tiled_mma, acc, tCrA[None, None, kb, a], tCrB[None, None, kb, b], acc)
+                cute.gemm(tiled_mma, acc, tCrA[None, None, kb, piece], tCrB[None, None, kb, piece], acc)
                 tiled_mma.set(accumulate, True)
 
 
@@ -83,11 +77,11 @@ class MmaSm90(_Engine):
             self.dtype, self.dtype, K, K, Float32, (m // 64, 1, 1), tiler_mn=(64, n)
         )
 
-    def _pipeline(self, mbar, operand):
+    def ring(self, mbar):
         return pipeline.PipelineTmaAsync.create(
-            num_stages=self.stages[operand],
+            num_stages=self.stages,
             barrier_storage=mbar,
-            tx_count=self.tile_bytes(operand),
+            tx_count=self.stage_bytes,
             producer_group=CooperativeGroup(Agent.Thread),
             consumer_group=CooperativeGroup(Agent.Thread, self.threads // 32),
             cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),
@@ -110,24 +104,19 @@ class MmaSm90(_Engine):
         acc: cute.Tensor,
         tCrA: cute.Tensor,  # (mma, m, k block, stage and piece)
         tCrB: cute.Tensor,  # (mma, n, k block, stage and piece)
-        pipe_a: pipeline.PipelineAsync,
-        pipe_b: pipeline.PipelineAsync,
-        a: Int32,
-        b: Int32,
-        product: Int32,
+        ring: pipeline.PipelineAsync,
+        n: Int32,
     ):
-        """Product number ``product``: tile ``a`` of A's ring times tile ``b`` of B's."""
-        state_a, state_b = ring_state(a, self.stages[0]), ring_state(b, self.stages[1])
-        pipe_a.consumer_wait(state_a)
-        pipe_b.consumer_wait(state_b)
+        """The n-th product."""
+        state = ring_state(n, self.stages)
+        ring.consumer_wait(state)
         warpgroup.fence()
-        self._issue(warpgroup.Field.ACCUMULATE, acc, tCrA, tCrB, state_a.index, state_b.index)
+        self._issue(warpgroup.Field.ACCUMULATE, acc, tCrA, tCrB, state.index)
         warpgroup.commit_group()
         warpgroup.wait_group(0)
-        pipe_a.consumer_release(state_a)
-        pipe_b.consumer_release(state_b)
+        ring.consumer_release(state)
 
-    def read(self, tiled_mma, acc, product):
+    def read(self, tiled_mma, acc, n):
         """Accumulator values and their (m, n) coordinates, indexed alike."""
         coords = tiled_mma.get_slice(cute.arch.thread_idx()[0]).partition_C(cute.make_identity_tensor(self.tile[:2]))
         return acc, coords
@@ -146,11 +135,11 @@ class MmaSm100(_Engine):
             self.dtype, self.dtype, K, K, Float32, tcgen05.CtaGroup.ONE, self.tile[:2]
         )
 
-    def _pipeline(self, mbar, operand):
+    def ring(self, mbar):
         return pipeline.PipelineTmaUmma.create(
-            num_stages=self.stages[operand],
+            num_stages=self.stages,
             barrier_storage=mbar,
-            tx_count=self.tile_bytes(operand),
+            tx_count=self.stage_bytes,
             producer_group=CooperativeGroup(Agent.Thread),
             consumer_group=CooperativeGroup(Agent.Thread),
             defer_sync=True,
@@ -184,25 +173,20 @@ class MmaSm100(_Engine):
         acc: cute.Tensor,
         tCrA: cute.Tensor,  # (mma, m, k block, stage and piece)
         tCrB: cute.Tensor,  # (mma, n, k block, stage and piece)
-        pipe_a: pipeline.PipelineAsync,
-        pipe_b: pipeline.PipelineAsync,
-        a: Int32,
-        b: Int32,
-        product: Int32,
+        ring: pipeline.PipelineAsync,
+        n: Int32,
     ):
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
-            state_a, state_b = ring_state(a, self.stages[0]), ring_state(b, self.stages[1])
-            self.done.producer_acquire(ring_state(product, 1, producer=True))
-            pipe_a.consumer_wait(state_a)
-            pipe_b.consumer_wait(state_b)
-            self._issue(tcgen05.Field.ACCUMULATE, acc, tCrA, tCrB, state_a.index, state_b.index)
-            pipe_a.consumer_release(state_a)
-            pipe_b.consumer_release(state_b)
-            self.done.producer_commit(ring_state(product, 1, producer=True))
+            state, accumulator = ring_state(n, self.stages), ring_state(n, 1, producer=True)
+            self.done.producer_acquire(accumulator)
+            ring.consumer_wait(state)
+            self._issue(tcgen05.Field.ACCUMULATE, acc, tCrA, tCrB, state.index)
+            ring.consumer_release(state)
+            self.done.producer_commit(accumulator)
 
-    def read(self, tiled_mma, acc, product):
+    def read(self, tiled_mma, acc, n):
         m, n, _ = self.tile
-        self.done.consumer_wait(ring_state(product, 1))
+        self.done.consumer_wait(ring_state(n, 1))
         # M = 64 lies in lanes 0-15 of each warp's quarter, M = 128 in all 32
         op = tcgen05.Ld16x256bOp(tcgen05.Repetition(n // 8)) if m == 64 else tcgen05.Ld32x32bOp(tcgen05.Repetition(n))
         copy = tcgen05.make_tmem_copy(cute.make_copy_atom(op, Float32), acc[(None, None), 0, 0])
@@ -212,7 +196,7 @@ class MmaSm100(_Engine):
         values = cute.make_rmem_tensor(coords.shape, Float32)
         cute.copy(copy, thr.partition_S(acc[(None, None), 0, 0]), values)
         cute.arch.fence_view_async_tmem_load()
-        self.done.consumer_release(ring_state(product, 1))
+        self.done.consumer_release(ring_state(n, 1))
         return values, coords
 
     def end(self, acc):

@@ -17,31 +17,25 @@ MAX_GROUPS_IN_TASK = 8
 class SegsumConfig:
     """One task's share of a chunk, and the threads that do it.
 
-    A task writes G and M for ``rows`` rows i, in tiles of ``tile_i``, ``tile_j`` columns and ``head_tile`` heads, and as
-    large a part of L. Rows of G and M are contiguous over columns and heads; DRAM wants runs of 4 KB and more.
+    A task writes G and M for ``tile_i`` rows, ``tile_j`` columns and ``head_tile`` heads, and as large a part of L.
     """
 
-    rows: int
     tile_i: int
     tile_j: int
     head_tile: int
     threads: int
-    products_first: bool
+    blocks_per_sm: int
 
     @classmethod
     def for_shape(
         cls, chunk_size: int, num_heads: int, n_groups: int, d_state: int, chunks: int, sm_count: int
     ) -> SegsumConfig:
-        """Long runs and few reads of B and C for many chunks; for few, small tasks that fill every SM."""
+        """Small tasks where there are few chunks, so that every SM has one; else larger ones, which read less."""
         groups = max(d for d in range(1, MAX_GROUPS_IN_TASK + 1) if n_groups % d == 0)
         head_tile = num_heads // n_groups * groups
-        tile_j = 128 if chunk_size >= 128 and head_tile < 32 else 64
-        tile_i = 16
-        rows = tile_i if groups > 1 else 64
-        tasks = chunk_size // tile_j * (num_heads // head_tile) * chunks
-        while rows > tile_i and tasks * (chunk_size // rows) < 2 * sm_count:
-            rows //= 2
-        return cls(rows, tile_i, tile_j, head_tile, 512, False)
+        tasks = chunk_size // 64 * (num_heads // head_tile) * chunks  # of one row
+        tile_i = 8 if tasks * (chunk_size // 16) <= sm_count or head_tile * groups >= 128 else 16
+        return cls(tile_i, 64, head_tile, 256, 3)
 
 
 def k_tile(d_state: int) -> int:
@@ -64,12 +58,11 @@ class SegsumKernel(Kernel):
     A_dtype: str
     bias_dtype: str
     per_group: bool
-    rows: int
     tile_i: int
     tile_j: int
     head_tile: int
     threads: int
-    products_first: bool
+    blocks_per_sm: int
 
     def compile(self, arch: str) -> Any:
         from cute_kernels.mamba.segsum_kernel import compile_segsum
