@@ -140,9 +140,14 @@ class HostCode:
             raise errors[0]
 
 
-@functools.cache
-def load(object_path: str) -> HostCode:
+def load(object_path) -> HostCode:
     """Links an object file with the stand-ins (once per content) and loads it."""
+    stat = pathlib.Path(object_path).stat()
+    return _load(str(object_path), stat.st_mtime_ns, stat.st_size)
+
+
+@functools.lru_cache(maxsize=256)
+def _load(object_path: str, *_version) -> HostCode:
     import tvm_ffi
 
     ffi = pathlib.Path(tvm_ffi.__file__).parent / "lib"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from .parser import Address, Immediate, Pair, PtxError, Register, Symbol, Vector
 
-CONVERGENT = 1
+CONVERGENT, CHAINS, MOVES = 1, 2, 4  # core/machine.h
 
 TYPES = ["u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64", "f16", "bf16", "f32", "f64", "tf32", "e4m3", "e5m2"]  # T_... in core/alu.c
 COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"]
@@ -424,7 +424,7 @@ _RN = "[.rn|.rz|.rm|.rp]"
 
 TABLE: list[Row] = [
     # moves
-    Row("mov.<t:pred|b16|u16|s16|b32|u32|s32|f32|b64|u64|s64|f64|b128>", "mov", _mov),
+    Row("mov.<t:pred|b16|u16|s16|b32|u32|s32|f32|b64|u64|s64|f64|b128>", "mov", _mov, MOVES),
     Row("selp.<t:b16|u16|s16|f16|bf16|b32|u32|s32|f32|b64|u64|s64|f64>", "selp_u{bits}", "={t} {t} {t} p"),
     Row("cvt<mods:(\\.[a-z]+)*?>.<to:u8|u16|u32|u64|s8|s16|s32|s64|f16|bf16|f32|f64|tf32|f16x2|bf16x2>"
         ".<from:u8|u16|u32|u64|s8|s16|s32|s64|f16|bf16|f32|f64|f16x2|bf16x2>", "cvt", _cvt),
@@ -561,7 +561,7 @@ TABLE: list[Row] = [
     Row("wgmma.commit_group.sync.aligned", "wgmma_commit", "", CONVERGENT),
     Row("wgmma.wait_group.sync.aligned", "wgmma_wait", "#", CONVERGENT),
     Row("wgmma.mma_async.sync.aligned.m64n<n:\\d+>k<k:\\d+>.<d:f32|f16|s32>.<a:bf16|f16|tf32|e4m3|e5m2|s8|u8>.<b:bf16|f16|tf32|e4m3|e5m2|s8|u8>",
-        "wgmma", _wgmma, CONVERGENT),
+        "wgmma", _wgmma, CONVERGENT | CHAINS),
     Row("mma.sync.aligned.m16n8k<k:\\d+>.row.col.<d:f32|f16>.<a:bf16|f16|tf32|e4m3|e5m2>.<b:bf16|f16|tf32|e4m3|e5m2>.<c:f32|f16>",
         "mma_sync", _mma_sync, CONVERGENT),
     Row("<o:ldmatrix|stmatrix>.sync.aligned.m8n8.x<n:1|2|4>[.trans][.shared|.shared::cta].b16", "matrix", _matrix, CONVERGENT),
@@ -602,7 +602,7 @@ def encode(encoder, opcode: str, operands: list) -> tuple[str, list[int], int]:
     encoder.convergent = bool(row.flags & CONVERGENT)
     if not isinstance(row.operands, str):
         op, args = row.operands(encoder, opcode, operands, captures)
-        return op, args, CONVERGENT if encoder.convergent else 0
+        return op, args, row.flags | (CONVERGENT if encoder.convergent else 0)
     t = captures.get("t")
     if t and t != "pred":
         captures |= {"bits": bits_of(t), "sign": "s" if t[0] == "s" else "u", "wide": f"b{2 * bits_of(t)}"}

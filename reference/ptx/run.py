@@ -61,7 +61,7 @@ def run_object(obj_path, symbol: str, ptx_text: str, args: list, *, arch: str | 
             raise MachineFault(reports)
 
     try:
-        load(str(obj_path)).call(symbol, list(args), on_launch)
+        load(obj_path).call(symbol, list(args), on_launch)
     except MachineFault:
         if check:
             raise

@@ -59,7 +59,7 @@ typedef struct Insn Insn;
 typedef status_t (*Handler)(Machine *m, Warp *w, const int32_t *a, lanes_t on);
 
 /* flags of an instruction */
-enum { CONVERGENT = 1, COUNTED_GLOBAL = 2 };
+enum { CONVERGENT = 1, CHAINS = 2, MOVES = 4 };   /* CHAINS: may use registers of a wgmma in flight; MOVES: copies registers and nothing else */
 
 struct Insn {                    /* mirrored in program.py */
     Handler execute;
@@ -121,6 +121,7 @@ struct Warp {
     uint64_t steps;
     Groups bulk, bulk_read, wgmma, cpasync;
     uint32_t tmem_loads, tmem_stores, tcgen_ops;
+    int tmem_open, tcgen_uncommitted;   /* tmem_open: bit 0 loads, bit 1 stores that were not waited for */
     int cluster_arrived;
     uint32_t cluster_generation;
     int busy_registers;          /* how many registers an asynchronous instruction still uses */
@@ -140,7 +141,8 @@ struct Cta {
     Barrier named[16];
     uint32_t *tmem, *tmem_history;
     uint16_t tmem_owner[TMEM_COLUMNS / 32];  /* per 32 columns: 0 free, else the allocation's number */
-    int tmem_allocations, tmem_used;
+    int tmem_allocations, tmem_relinquished;
+    int32_t tmem_alloc_pc[32];
     uint8_t *constants;          /* NULL: the program's own serve */
     Warp *warps;
     int n_warps;

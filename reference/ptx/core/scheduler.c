@@ -98,8 +98,20 @@ static void check_registers(Machine *m, Warp *w, const Insn *i) {
     for (int k = 0; k < i->n_registers; k++) {
         uint32_t use = w->busy[i->registers[k]];
         if (!use) continue;
-        if (use >> 31) finding(m, "register in use", (int32_t)(use & 0x7fffffff), 0, "uses a register that a tcgen05.ld fills, before tcgen05.wait::ld");
-        else finding(m, "register in use", -1, 0, "%s a register of a wgmma in flight (group %u), before wgmma.wait_group", k < i->n_written ? "writes" : "reads", use);
+        if (use >> 31) {
+            if (i->flags & MOVES && k >= i->n_written) {         /* the compiler moves registers before the wait: the copy is as unready as its source */
+                for (int d = 0; d < i->n_written; d++) {
+                    if (!w->busy[i->registers[d]]) w->busy_registers++;
+                    w->busy[i->registers[d]] = use;
+                }
+                continue;
+            }
+            if (i->flags & MOVES) continue;
+            finding(m, "register in use", (int32_t)(use & 0x7fffffff), 0, "uses a register that a tcgen05.ld fills, before tcgen05.wait::ld");
+        } else if (!(i->flags & CHAINS)) {
+            finding(m, "register in use", -1, 0, "%s a register of a wgmma in flight (group %u), before wgmma.wait_group", k < i->n_written ? "writes" : "reads", use);
+        }
+        return;
     }
 }
 
