@@ -248,6 +248,12 @@ def _mbarrier_wait(e, opcode, operands, c):
     ]  # fmt: skip
 
 
+def _st_async(e, opcode, operands, c):
+    items = operands[1].items if isinstance(operands[1], Vector) else (operands[1],)
+    values = [e.source(x, c["t"]) for x in items]
+    return "st_async", [*e.address(operands[0]), *e.address(operands[2]), bits_of(c["t"]) // 8, len(values), *values]
+
+
 def _mbarrier_tx(e, opcode, operands, c):
     return "mbarrier_tx", [*e.address(operands[0]), e.source(operands[1], "b32"), 1 if "expect_tx" in opcode else -1]
 
@@ -501,6 +507,8 @@ TABLE: list[Row] = [
     Row("<o:neg|abs>[.ftz].<t:f16|bf16>", "{o}_half", "=b16 b16"),
     Row("<o:neg|abs>[.ftz].<t:f16x2|bf16x2>", "{o}_halfx2", "=b32 b32"),
     # memory
+    Row("st.async[.weak][.shared::cluster].mbarrier::complete_tx::bytes[.shared::cluster][.v2|.v4].<t:b32|b64|u32|s32|f32|u64|s64|f64>",
+        "st_async", _st_async),
     Row("<o:ld|ldu|st><mods:(\\.[A-Za-z0-9_:]+)*>", "memory", _memory),
     Row("<o:atom|red><mods:(\\.[A-Za-z0-9_:]+)*>", "atomic", _atomic),
     Row("cp.async.<cache:ca|cg>.<space:shared|shared::cta>.global[.L2::cache_hint][.L2::64B|.L2::128B|.L2::256B]", "cpasync", _cpasync),

@@ -356,7 +356,7 @@ class Transpose:
 
 
 class Cluster:
-    """y[rank, :] = the peer's row of x, handed over through distributed shared memory in clusters of two."""
+    """y[rank] = the peer's row of x, sent to this CTA's shared memory by asynchronous stores in clusters of two."""
 
     @cute.jit
     def __call__(self, x: cute.Tensor, y: cute.Tensor, stream: cuda.CUstream):
@@ -365,14 +365,65 @@ class Cluster:
     @cute.kernel
     def kernel(self, x: cute.Tensor, y: cute.Tensor):
         tidx, rank = cute.arch.thread_idx()[0], cute.arch.block_idx_in_cluster()
-        s = memory.SmemAllocator().allocate_tensor(F32, cute.make_layout(64), 16)
-        peer = cute.make_tensor(cute.arch.map_dsmem_ptr(s.iterator, rank ^ 1), s.layout)
+        allocator = memory.SmemAllocator()
+        s = allocator.allocate_tensor(cutlass.Int32, cute.make_layout(64), 16)
+        mbar = allocator.allocate_tensor(cutlass.Int64, cute.make_layout(1), 8).iterator
+        if tidx == 0:
+            cute.arch.mbarrier_init(mbar, 1)
+            cute.arch.mbarrier_init_fence()
+            cute.arch.mbarrier_arrive_and_expect_tx(mbar, 256)
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
-        peer[tidx] = x[rank, tidx]
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
+        cute.arch.store_async_dsmem(s.iterator + tidx, x[rank, tidx], mbar, rank ^ 1)
+        cute.arch.mbarrier_wait(mbar, 0)
         y[rank, tidx] = s[tidx]
+        cute.arch.cluster_arrive()  # nobody leaves while its peer may still write
+        cute.arch.cluster_wait()
+
+
+class Multicast:
+    """y[rank] = x for both CTAs of a cluster: each loads half of the 64 x 32 tile and multicasts it to both."""
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, y: cute.Tensor, stream: cuda.CUstream):
+        layout = cute.make_layout((64, 32), stride=(32, 1))
+        op = cpasync.CopyBulkTensorTileG2SMulticastOp()
+        atom, tx = cpasync.make_tiled_tma_atom(op, x, layout, (64, 32), num_multicast=2)
+
+        @cute.struct
+        class Storage:
+            mbar: cute.struct.MemRange[cutlass.Int64, 2]
+            sX: cute.struct.Align[cute.struct.MemRange[F32, 2048], 128]
+
+        self.Storage = Storage
+        self.kernel(atom, tx, y, layout).launch(grid=(2, 1, 1), block=(128, 1, 1), cluster=(2, 1, 1), stream=stream)
+
+    @cute.kernel
+    def kernel(self, atom: cute.CopyAtom, mX: cute.Tensor, mY: cute.Tensor, layout: cute.Layout):
+        tidx = cute.arch.thread_idx()[0]
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        storage = memory.SmemAllocator().allocate(self.Storage)
+        sX, mbar = storage.sX.get_tensor(layout), storage.mbar.data_ptr()
+        if warp_idx == 0:
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_init(mbar, 1)
+                cute.arch.mbarrier_init_fence()
+                cute.arch.mbarrier_arrive_and_expect_tx(mbar, 8192)
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+        gX = cute.local_tile(mX, (64, 32), (0, 0))
+        tXs, tXg = cpasync.tma_partition(
+            atom, rank, cute.make_layout(2), cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
+        )
+        if warp_idx == 0:
+            cute.copy(atom, tXg, tXs, tma_bar_ptr=mbar, mcast_mask=cutlass.Int16(3))
+        cute.arch.mbarrier_wait(mbar, 0)
+        for v in cutlass.range_constexpr(16):
+            i = tidx + v * 128
+            mY[rank, i // 32, i % 32] = sX[i // 32, i % 32]
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
 
 
 # ---- compiling ----
@@ -393,7 +444,7 @@ def _fake(dtype, *shape):
 
 @functools.cache
 def compiled(name: str, arch: str, *shape: int) -> Compiled:
-    """"elementwise"; "gemm" m, n, k tiles; "ring" m, n, k tiles; "hankel"; "transpose"; "cluster"."""
+    """The kernels by name: "elementwise"; "gemm" m, n, k tiles; "ring" m, n, k tiles; "hankel"; "transpose"; "cluster"; "multicast"."""
     if name == "elementwise":
         n = cute.sym_int32()
         kernel, fakes = Elementwise(), [_fake(F32, n), _fake(F32, n)]
@@ -409,8 +460,10 @@ def compiled(name: str, arch: str, *shape: int) -> Compiled:
     elif name == "transpose":
         rows, columns = cute.sym_int(divisibility=4), cute.sym_int(divisibility=4)
         kernel, fakes = Transpose(), [_fake(F32, rows, columns), _fake(F32, columns, rows)]
+    elif name == "multicast":
+        kernel, fakes = Multicast(), [_fake(F32, 64, 32), _fake(F32, 2, 64, 32)]
     else:
-        kernel, fakes = Cluster(), [_fake(F32, 2, 64), _fake(F32, 2, 64)]
+        kernel, fakes = Cluster(), [_fake(cutlass.Int32, 2, 64), _fake(cutlass.Int32, 2, 64)]
     stem = "_".join(map(str, (name, *shape)))
     options = f"--enable-tvm-ffi --gpu-arch={arch} --keep-ptx --keep-cubin --dump-dir={_FOLDER.name}"
     made = cute.compile(kernel, *fakes, make_fake_stream(use_tvm_ffi_env_stream=True), options=options)

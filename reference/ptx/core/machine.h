@@ -127,7 +127,7 @@ struct Warp {
     int busy_registers;          /* how many registers an asynchronous instruction still uses */
     uint32_t *busy;              /* per register: 0, or the wgmma group (bit 31 clear) or tcgen05.ld (bit 31 set) that uses it */
     uint32_t *stamp;             /* per register: value of `steps` when an ordinary instruction last wrote it */
-    uint64_t wgmma_fence;        /* value of `steps` at the last wgmma.fence */
+    uint64_t wgmma_fence;        /* 1 + the value of `steps` at the last wgmma.fence; 0: none yet */
 };
 
 struct Cta {
@@ -135,6 +135,7 @@ struct Cta {
     uint32_t rank, index, id[3]; /* rank in the cluster, linear index in the grid, %ctaid */
     uint8_t *shared;
     uint32_t *shared_history;    /* per 2 bytes of shared memory: its last write and the reads since (order.c) */
+    uint8_t *tile_swizzle;       /* per 16 bytes of shared memory: 1 + the swizzle with which a tensor copy wrote them, 0: something else did */
     uint8_t *mbarrier_at;        /* per 8 bytes of shared memory: 1 + number of the mbarrier that lives there */
     Mbarrier mbarriers[MAX_MBARRIERS];
     int n_mbarriers;

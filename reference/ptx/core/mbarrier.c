@@ -118,6 +118,26 @@ OP(cpasync_arrive) {             /* address (3), noinc: arrives when the thread'
     return NEXT;
 }
 
+/* a = destination (3), mbarrier (3), bytes of an element, elements, the elements: st.async */
+OP(st_async) {
+    uint32_t size = (uint32_t)a[6], n = (uint32_t)a[7];
+    EACH if (ON(l)) {
+        Cta *c, *owner;
+        uint32_t to = (uint32_t)effective_address(w, a, l);
+        Mbarrier *b = mbarrier_at(m, w, (uint32_t)effective_address(w, a + 3, l), &c);
+        uint8_t *p = shared_at(m, w, to, size * n, &owner);
+        if (to % (size * n)) fault(m, "misaligned", 1u << l, "st.async of %u bytes to shared address %u", size * n, shared_offset(to));
+        Access x = async_access(w, mbarrier_agent(b, c), b->phase + 1, WRITE);
+        x.proxy = GENERIC;
+        touch_shared(m, w, owner, shared_offset(to), size * n, x);
+        for (uint32_t i = 0; i < n; i++) memcpy(p + i * size, size == 8 ? (const void *)&u64(w, a[8 + i])[l] : (const void *)&u32(w, a[8 + i])[l], size);
+        clock_join(m, b->arriving, w->clock);
+        mbarrier_transaction(m, b, c, -(int64_t)(size * n));
+    }
+    w->clock.done[agent(w, AGENT_WARP)]++;
+    return NEXT;
+}
+
 /* a = predicate, address (3), parity or state operand, whether it is a parity, whether it may wait.
    try_wait waits until the phase completes or a time limit passes; here the limit passes when nothing else can move. */
 OP(mbarrier_wait) {

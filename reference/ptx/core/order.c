@@ -39,7 +39,7 @@ typedef struct {
     Access *reads;
 } History;
 
-enum { NOBODY = 0xffffffff, INITIAL = 0xfffffffe };
+enum { NOBODY = 0xffffffff };
 static History *histories;
 static uint32_t n_histories, capacity;
 
@@ -165,6 +165,7 @@ void touch(Machine *m, Warp *issuer, uint32_t *history, uint32_t count, Access a
 
 void touch_shared(Machine *m, Warp *issuer, Cta *owner, uint32_t offset, uint32_t bytes, Access access) {
     if (!m->strict) return;
+    if (access.kind == WRITE && access.proxy == GENERIC) memset(owner->tile_swizzle + offset / 16, 0, (offset % 16 + bytes + 15) / 16);
     touch(m, issuer, owner->shared_history + offset / 2, (offset % 2 + bytes + 1) / 2, access, "shared", offset, 2);
 }
 

@@ -56,6 +56,10 @@ void load_matrix(Machine *m, Warp *w, Cta *cta, const MatrixDescriptor *d, int k
             if (at < SHARED_BASE || at + n > end)
                 fault(m, "out of bounds", 0, "a matrix operand reads shared address %u (row %d, k %d); the CTA has %u to %u", at, row0 + r, i, SHARED_BASE, end);
             touch_shared(m, w, cta, at, n, access);
+            uint8_t written = cta->tile_swizzle[at / 16];
+            if (m->strict && written && written != d->swizzle_bits + 1)
+                finding(m, "swizzle mismatch", -1, 0, "a descriptor with a %u-byte swizzle reads what a tensor copy wrote with a %u-byte one (16: none), at shared address %u",
+                        16u << d->swizzle_bits, 16u << (written - 1), at);
             const uint8_t *p = cta->shared + at;
             for (int e = 0; e < step * run; e++) {
                 uint32_t bits = 0;
@@ -123,7 +127,7 @@ static void use_register(Warp *w, int32_t number, uint32_t tag) {
     w->busy[number] = tag;
 }
 
-OP(wgmma_fence) { (void)m, (void)a, (void)on; w->wgmma_fence = w->steps; return NEXT; }
+OP(wgmma_fence) { (void)m, (void)a, (void)on; w->wgmma_fence = w->steps + 1; return NEXT; }
 OP(wgmma_commit) { (void)m, (void)a, (void)on; w->wgmma.committed++; w->wgmma.open = 0; return NEXT; }
 OP(wgmma_wait) {                 /* all but the last a[0] groups are done */
     uint32_t upto = w->wgmma.committed > (uint32_t)a[0] ? w->wgmma.committed - (uint32_t)a[0] : 0;
@@ -144,10 +148,11 @@ OP(wgmma) {
     Access access = async_access(w, agent(w, AGENT_WGMMA), w->wgmma.committed + 1, READ);
     int first = (w->index & 3) * 16, scale_d = predicate(w, a[7]) & 1;
     /* registers must be fenced after ordinary writes */
-    if (m->strict) {
+    if (m->strict && !w->wgmma_fence) finding(m, "missing wgmma.fence", -1, 0, "the warp's first wgmma follows no wgmma.fence");
+    else if (m->strict) {
         for (int i = 0; i < a_regs + d_regs; i++) {
             uint32_t number = (uint32_t)numbers[i];
-            if (w->stamp[number] > w->wgmma_fence && !w->busy[number] && (i < a_regs || scale_d)) {
+            if (w->stamp[number] >= w->wgmma_fence && !w->busy[number] && (i < a_regs || scale_d)) {
                 finding(m, "missing wgmma.fence", -1, 0, "wgmma uses a register written since the last wgmma.fence of this warp");
                 break;
             }

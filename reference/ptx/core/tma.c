@@ -101,9 +101,11 @@ static void load_box(Machine *m, Warp *w, const TensorMap *t, const int32_t *at,
             }
         }
     }
-    for (int k = 0; k < n_targets; k++)
+    for (int k = 0; k < n_targets; k++) {
+        memset(targets[k].cta->tile_swizzle + offset / 16, t->swizzle_bits + 1, rows * inner / 16);
         touch_shared(m, w, targets[k].cta, offset, rows * inner,
                      async_access(w, mbarrier_agent(targets[k].barrier, targets[k].barrier_cta), targets[k].barrier->phase + 1, WRITE));
+    }
 }
 
 static void combine(Machine *m, const TensorMap *t, int op, uint8_t *to, const uint8_t *from, uint32_t bytes) {
