@@ -5,4 +5,14 @@ from .parser import PtxError, parse
 from .report import Finding, MachineFault, Report
 from .run import run_launch, run_object
 
-__all__ = ["Finding", "GlobalMemory", "MachineFault", "Options", "PtxError", "Report", "parse", "run_launch", "run_object"]
+__all__ = [
+    "Finding",
+    "GlobalMemory",
+    "MachineFault",
+    "Options",
+    "PtxError",
+    "Report",
+    "parse",
+    "run_launch",
+    "run_object",
+]

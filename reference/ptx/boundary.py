@@ -1,6 +1,7 @@
 """The boundary: runs a compiled object's own host code on the CPU and catches its launches.
 
-The object is linked with stand-ins for the CUDA calls (stubs.c). Tensors are host memory that claims to lie on a CUDA device.
+The object is linked with stand-ins for the CUDA calls (stubs.c). Tensors are host memory that claims to lie on a CUDA
+device.
 """
 
 from __future__ import annotations
@@ -36,13 +37,26 @@ _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctype
 
 
 def _read_launch(config: int, kernel: bytes, parameters: int) -> Launch:
-    """cudaLaunchConfig_t: grid and block (6 x 32 bits), shared bytes at 24, attributes at 40 and their number at 48; an attribute has 72 bytes."""
+    """cudaLaunchConfig_t: grid and block (6 x 32 bits), shared bytes at 24, attributes at 40 and their number at 48.
+
+    An attribute has 72 bytes: its kind, then its values from byte 8.
+    """
     dims = (ctypes.c_uint32 * 6).from_address(config)
-    launch = Launch(kernel.decode(), tuple(dims[:3]), tuple(dims[3:]), (1, 1, 1), ctypes.c_size_t.from_address(config + 24).value, parameters)
+    launch = Launch(
+        kernel.decode(),
+        tuple(dims[:3]),
+        tuple(dims[3:]),
+        (1, 1, 1),
+        ctypes.c_size_t.from_address(config + 24).value,
+        parameters,
+    )
     attributes = ctypes.c_void_p.from_address(config + 40).value
     for i in range(ctypes.c_uint.from_address(config + 48).value):
         raw = ctypes.string_at(attributes + 72 * i, 72)
-        kind, values = int.from_bytes(raw[:4], "little"), [int.from_bytes(raw[8 + 4 * k : 12 + 4 * k], "little") for k in range(3)]
+        kind, values = (
+            int.from_bytes(raw[:4], "little"),
+            [int.from_bytes(raw[8 + 4 * k : 12 + 4 * k], "little") for k in range(3)],
+        )
         if kind == 4:  # cudaLaunchAttributeClusterDimension
             launch.cluster = tuple(max(1, v) for v in values)
         elif kind == 6:  # cudaLaunchAttributeProgrammaticStreamSerialization
@@ -60,8 +74,15 @@ class _DType(ctypes.Structure):
 
 
 class _DLTensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("device", _Device), ("ndim", ctypes.c_int), ("dtype", _DType),
-                ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)), ("offset", ctypes.c_uint64)]  # fmt: skip
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int),
+        ("dtype", _DType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("offset", ctypes.c_uint64),
+    ]
 
 
 class _Managed(ctypes.Structure):
@@ -79,11 +100,17 @@ class CudaClaim:
         self.tensor = tensor
 
     def __dlpack__(self, **_):
-        """One malloc holds DLManagedTensor, shape and strides, so that its deleter is C's free: a Python one may run after the interpreter's end."""
+        """One malloc holds DLManagedTensor, shape and strides, so that its deleter is C's free.
+
+        A deleter in Python could be called after the interpreter's end.
+        """
         code, bits = _dlpack_type(self.tensor.dtype)
         n, header = self.tensor.dim(), ctypes.sizeof(_Managed)
         block = _libc.malloc(header + 16 * n)
-        shape, strides = (ctypes.c_int64 * n).from_address(block + header), (ctypes.c_int64 * n).from_address(block + header + 8 * n)
+        shape, strides = (
+            (ctypes.c_int64 * n).from_address(block + header),
+            (ctypes.c_int64 * n).from_address(block + header + 8 * n),
+        )
         shape[:], strides[:] = self.tensor.shape, self.tensor.stride()
         managed = _Managed.from_address(block)
         managed.tensor = _DLTensor(self.tensor.data_ptr(), _Device(2, 0), n, _DType(code, bits, 1), shape, strides, 0)
@@ -114,7 +141,7 @@ class HostCode:
     callback: object = None
 
     def call(self, symbol: str, args: list, on_launch) -> None:
-        """Calls the object's host function; every launch goes to on_launch(Launch). An exception there is raised here."""
+        """Calls the object's host function; launches go to on_launch(Launch). An exception there is raised here."""
         import tvm_ffi
 
         errors: list[BaseException] = []

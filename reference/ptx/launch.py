@@ -13,39 +13,95 @@ from .program import Insn, Program
 from .report import Finding, Report
 
 MAX_WARPS, MAX_FINDINGS = 32, 64
-COUNTS = (
-    "global_load_bytes global_load_sectors global_load_lines global_store_bytes global_store_sectors global_store_lines "
-    "global_store_full_sectors global_store_full_lines atomic_bytes tma_load_bytes tma_store_bytes tma_operations "
-    "shared_load_bytes shared_store_bytes shared_load_wavefronts shared_store_wavefronts "
-    "mma_bf16 mma_fp16 mma_tf32 mma_fp8 transcendentals barriers instructions tmem_bytes cpasync_bytes"
-).split()
+COUNTS = [
+    "global_load_bytes",
+    "global_load_sectors",
+    "global_load_lines",
+    "global_store_bytes",
+    "global_store_sectors",
+    "global_store_lines",
+    "global_store_full_sectors",
+    "global_store_full_lines",
+    "atomic_bytes",
+    "tma_load_bytes",
+    "tma_store_bytes",
+    "tma_operations",
+    "shared_load_bytes",
+    "shared_store_bytes",
+    "shared_load_wavefronts",
+    "shared_store_wavefronts",
+    "mma_bf16",
+    "mma_fp16",
+    "mma_tf32",
+    "mma_fp8",
+    "transcendentals",
+    "barriers",
+    "instructions",
+    "tmem_bytes",
+    "cpasync_bytes",
+]
 
 
 class Allocation(ctypes.Structure):
     """Mirrors Allocation in core/machine.h."""
 
-    _fields_ = [("start", ctypes.c_uint64), ("size", ctypes.c_uint64), ("written", ctypes.c_void_p), ("writer", ctypes.c_void_p)]
+    _fields_ = [
+        ("start", ctypes.c_uint64),
+        ("size", ctypes.c_uint64),
+        ("written", ctypes.c_void_p),
+        ("writer", ctypes.c_void_p),
+    ]
 
 
 class _Finding(ctypes.Structure):
-    _fields_ = [("kind", ctypes.c_char * 32), ("text", ctypes.c_char * 480), ("pc", ctypes.c_int32), ("other_pc", ctypes.c_int32),
-                ("cta", ctypes.c_int32), ("warp", ctypes.c_int32), ("lanes", ctypes.c_int64), ("times", ctypes.c_uint64)]  # fmt: skip
+    _fields_ = [
+        ("kind", ctypes.c_char * 32),
+        ("text", ctypes.c_char * 480),
+        ("pc", ctypes.c_int32),
+        ("other_pc", ctypes.c_int32),
+        ("cta", ctypes.c_int32),
+        ("warp", ctypes.c_int32),
+        ("lanes", ctypes.c_int64),
+        ("times", ctypes.c_uint64),
+    ]
 
 
 class _Machine(ctypes.Structure):
-    """Mirrors Machine in core/machine.h up to what the core alone uses; core.machine_bytes() gives the true size."""
+    """Mirrors the first part of Machine in core/machine.h; the core knows the whole size."""
 
     _fields_ = [
-        ("code", ctypes.POINTER(Insn)), ("n_code", ctypes.c_int32), ("register_bytes", ctypes.c_int32), ("n_registers", ctypes.c_int32),
-        ("local_bytes", ctypes.c_int32), ("constants", ctypes.c_void_p), ("constant_bytes", ctypes.c_uint64), ("relocations", ctypes.c_void_p),
-        ("n_relocations", ctypes.c_int32), ("static_shared", ctypes.c_uint32), ("dynamic_shared", ctypes.c_uint32),
-        ("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3), ("cluster", ctypes.c_uint32 * 3), ("param", ctypes.c_void_p),
-        ("param_size", ctypes.c_uint64), ("allocations", ctypes.POINTER(Allocation)), ("n_allocations", ctypes.c_int32),
-        ("strict", ctypes.c_int32), ("schedule", ctypes.c_int32), ("sm100", ctypes.c_int32), ("guard_bits", ctypes.c_int32),
-        ("approximate", ctypes.c_int32), ("fence_notes", ctypes.c_int32), ("seed", ctypes.c_uint64), ("step_limit", ctypes.c_uint64),
-        ("executed", ctypes.c_void_p), ("n_findings", ctypes.c_int32), ("faulted", ctypes.c_int32),
-        ("counts", ctypes.c_uint64 * 64), ("findings", _Finding * MAX_FINDINGS),
-    ]  # fmt: skip
+        ("code", ctypes.POINTER(Insn)),
+        ("n_code", ctypes.c_int32),
+        ("register_bytes", ctypes.c_int32),
+        ("n_registers", ctypes.c_int32),
+        ("local_bytes", ctypes.c_int32),
+        ("constants", ctypes.c_void_p),
+        ("constant_bytes", ctypes.c_uint64),
+        ("relocations", ctypes.c_void_p),
+        ("n_relocations", ctypes.c_int32),
+        ("static_shared", ctypes.c_uint32),
+        ("dynamic_shared", ctypes.c_uint32),
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("cluster", ctypes.c_uint32 * 3),
+        ("param", ctypes.c_void_p),
+        ("param_size", ctypes.c_uint64),
+        ("allocations", ctypes.POINTER(Allocation)),
+        ("n_allocations", ctypes.c_int32),
+        ("strict", ctypes.c_int32),
+        ("schedule", ctypes.c_int32),
+        ("sm100", ctypes.c_int32),
+        ("guard_bits", ctypes.c_int32),
+        ("approximate", ctypes.c_int32),
+        ("fence_notes", ctypes.c_int32),
+        ("seed", ctypes.c_uint64),
+        ("step_limit", ctypes.c_uint64),
+        ("executed", ctypes.c_void_p),
+        ("n_findings", ctypes.c_int32),
+        ("faulted", ctypes.c_int32),
+        ("counts", ctypes.c_uint64 * 64),
+        ("findings", _Finding * MAX_FINDINGS),
+    ]
 
 
 @dataclass
@@ -53,8 +109,8 @@ class Options:
     """How to run.
 
     schedule: "round robin", "random" (by `seed`), or "late <k>": warp k of every CTA moves only when no other can.
-    strict: the order and initialisation checks. guard_bits: extra bits that a tensor core keeps below the largest addend
-    before it truncates. approximate: push approximate functions off by their documented error.
+    strict: the order and initialisation checks. guard_bits: extra bits that a tensor core keeps below the largest
+    addend before it truncates. approximate: push approximate functions off by their documented error.
     """
 
     schedule: str = "round robin"
@@ -119,7 +175,11 @@ def execute(program: Program, launch: Launch, memory: GlobalMemory, options: Opt
     machine.allocations, machine.n_allocations = allocations, len(ranges)
     machine.strict, machine.schedule, machine.seed = int(options.strict), options.number, options.seed
     machine.sm100 = int(program.module.target.startswith("sm_10"))
-    machine.guard_bits, machine.approximate, machine.step_limit = options.guard_bits, int(options.approximate), options.step_limit
+    machine.guard_bits, machine.approximate, machine.step_limit = (
+        options.guard_bits,
+        int(options.approximate),
+        options.step_limit,
+    )
     executed = np.zeros((MAX_WARPS, machine.n_code), np.uint64)
     machine.executed = executed.ctypes.data
     library.run(ctypes.byref(machine))

@@ -1,8 +1,8 @@
 """`ptx_machine`: the public operators with the machine in the GPU's place.
 
-    with ptx_machine("sm_100a") as machine:
-        out = cute_kernels.mamba_segsum(dt, A_log, B, C)      # CPU tensors
-    machine.reports                                           # one per launch
+with ptx_machine("sm_100a") as machine:
+    out = cute_kernels.mamba_segsum(dt, A_log, B, C)      # CPU tensors
+machine.reports                                           # one per launch
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from cute_kernels.runtime.kernel import Kernel
 
 from cute_kernels.runtime import backend, cache
-from cute_kernels.runtime.kernel import Kernel
 
 from .launch import GlobalMemory
 from .report import Report

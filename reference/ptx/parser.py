@@ -99,8 +99,27 @@ class Module:
     lines: list[str]
 
 
-SIZES = {"b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2, "b32": 4, "u32": 4, "s32": 4, "f32": 4, "f16x2": 4,
-         "bf16x2": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8, "b128": 16}  # fmt: skip
+SIZES = {
+    "b8": 1,
+    "u8": 1,
+    "s8": 1,
+    "b16": 2,
+    "u16": 2,
+    "s16": 2,
+    "f16": 2,
+    "bf16": 2,
+    "b32": 4,
+    "u32": 4,
+    "s32": 4,
+    "f32": 4,
+    "f16x2": 4,
+    "bf16x2": 4,
+    "b64": 8,
+    "u64": 8,
+    "s64": 8,
+    "f64": 8,
+    "b128": 16,
+}
 _NAME = r"[A-Za-z_$%][\w$]*"
 _DECLARATION = re.compile(
     rf"\.(?P<space>shared|global|const|local|param)\s*(?:\.align\s+(?P<align>\d+))?\s*\.(?P<type>\w+)\s+(?P<name>{_NAME})"
@@ -111,7 +130,11 @@ _DECLARATION = re.compile(
 
 def _number(text: str) -> int | float | None:
     if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", text):
-        return struct.unpack("<f", int(text[2:], 16).to_bytes(4, "little"))[0] if not _is_nan32(text) else _NanBits(int(text[2:], 16), 32)
+        return (
+            struct.unpack("<f", int(text[2:], 16).to_bytes(4, "little"))[0]
+            if not _is_nan32(text)
+            else _NanBits(int(text[2:], 16), 32)
+        )
     if re.fullmatch(r"0[dD][0-9a-fA-F]{16}", text):
         return struct.unpack("<d", int(text[2:], 16).to_bytes(8, "little"))[0]
     if re.fullmatch(r"[+-]?(0[xX][0-9a-fA-F]+|\d+)U?", text):
@@ -258,7 +281,9 @@ def _declare(statement: str) -> Variable | None:
         if any(v is None for v in values):
             raise PtxError(f"not implemented: the initialiser of {match['name']}")
         data = b"".join(
-            struct.pack("<f" if unit == 4 else "<d", v) if isinstance(v, float) else (v & (1 << 8 * unit) - 1).to_bytes(unit, "little")
+            struct.pack("<f" if unit == 4 else "<d", v)
+            if isinstance(v, float)
+            else (v & (1 << 8 * unit) - 1).to_bytes(unit, "little")
             for v in values
         )
     return Variable(match["name"], match["space"], size, int(match["align"] or unit), data)
@@ -289,7 +314,9 @@ def parse(text: str) -> Module:
             match = re.search(rf"\.entry\s+({_NAME})\s*(?:\((.*?)\))?(.*)", statement, re.S)
             pending = Kernel(match[1])
             for part in _split(match[2] or ""):
-                pending.parameters.append(_declare(re.sub(r"\.ptr(\s*\.\w+)*?(\s*\.align\s+\d+)?(?=\s+[A-Za-z_$%])", "", part)))
+                pending.parameters.append(
+                    _declare(re.sub(r"\.ptr(\s*\.\w+)*?(\s*\.align\s+\d+)?(?=\s+[A-Za-z_$%])", "", part))
+                )
             threads = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", match[3])
             pending.threads = tuple(int(t or 1) for t in threads.groups()) if threads else None
             blocks = 0
@@ -363,6 +390,7 @@ def _resolve_labels(module: Module) -> Module:
     for kernel in module.kernels.values():
         for instruction in kernel.instructions:
             instruction.operands = [
-                Symbol(o.scope.resolve(o.symbol.name), o.symbol.offset) if isinstance(o, _Unresolved) else o for o in instruction.operands
+                Symbol(o.scope.resolve(o.symbol.name), o.symbol.offset) if isinstance(o, _Unresolved) else o
+                for o in instruction.operands
             ]
     return module

@@ -7,7 +7,8 @@ import struct
 
 import numpy as np
 
-from .instructions import bits_of, encode
+from .encoders import bits_of
+from .instructions import encode
 from .parser import Address, Immediate, Instruction, Kernel, Module, PtxError, Register, Symbol, Variable
 
 SHARED_BASE = 1024  # core/machine.h
@@ -16,9 +17,17 @@ SHARED_BASE = 1024  # core/machine.h
 class Insn(ctypes.Structure):
     """Mirrors Insn in core/machine.h."""
 
-    _fields_ = [("execute", ctypes.c_void_p), ("args", ctypes.c_void_p), ("registers", ctypes.c_void_p), ("n_registers", ctypes.c_int32),
-                ("n_written", ctypes.c_int32), ("guard", ctypes.c_int32), ("flags", ctypes.c_int32), ("line", ctypes.c_int32),
-                ("reserved", ctypes.c_int32)]  # fmt: skip
+    _fields_ = [
+        ("execute", ctypes.c_void_p),
+        ("args", ctypes.c_void_p),
+        ("registers", ctypes.c_void_p),
+        ("n_registers", ctypes.c_int32),
+        ("n_written", ctypes.c_int32),
+        ("guard", ctypes.c_int32),
+        ("flags", ctypes.c_int32),
+        ("line", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+    ]
 
 
 def _align(n: int, to: int) -> int:
@@ -51,7 +60,10 @@ class Program:
 
     # ---- layout ----
     def _lay_out_registers(self) -> None:
-        """Predicates take 4 bytes (a bit per lane), the others 32 lanes each; every register has a number, for the asynchronous-use checks."""
+        """Predicates take 4 bytes (a bit per lane), the others 32 lanes each.
+
+        Every register also has a number, for the checks of registers that an asynchronous instruction still uses.
+        """
         self.offsets: dict[str, int] = {}
         self.numbers: dict[str, int] = {}
         self.widths: dict[str, int] = {}
@@ -187,7 +199,9 @@ class Program:
         data = (at + symbol.offset).to_bytes(8, "little")[: bits // 8] * 32
         known = len(self._constant_at)
         place = self._pool(data, space, bits)
-        if space == "shared" and len(self._constant_at) > known:  # a shared address also names its CTA: the scheduler adds the rank
+        if (
+            space == "shared" and len(self._constant_at) > known
+        ):  # a shared address also names its CTA: the scheduler adds the rank
             self.relocations.append(place << 1 | int(bits == 64))
         return ~place
 
@@ -195,7 +209,11 @@ class Program:
         bits = max(16, bits_of(kind))
         if kind in ("f32", "f64") and not isinstance(value, int):
             raw = getattr(value, "bits", None)
-            data = raw.to_bytes(bits // 8, "little") if raw is not None else struct.pack("<f" if bits == 32 else "<d", value)
+            data = (
+                raw.to_bytes(bits // 8, "little")
+                if raw is not None
+                else struct.pack("<f" if bits == 32 else "<d", value)
+            )
         elif isinstance(value, float):
             raw = getattr(value, "bits", None)
             data = raw.to_bytes(4, "little") if raw is not None else struct.pack("<f" if bits == 32 else "<d", value)
@@ -225,7 +243,9 @@ class Program:
                 self.ops.append("not implemented")
                 continue
             self.ops.append(op)
-            encoded.append((instruction, handler, (args, flags, guard, [*self._written, *self._read], len(self._written))))
+            encoded.append(
+                (instruction, handler, (args, flags, guard, [*self._written, *self._read], len(self._written)))
+            )
         self.refusals = {i: what for i, (_, handler, what) in enumerate(encoded) if handler is None}
         self.constants.extend(bytes(-len(self.constants) % 64 + 64))
         self.constant_memory = Memory(bytes(self.constants))
@@ -262,5 +282,9 @@ class Program:
     @staticmethod
     def _refusal(instruction: Instruction, error: Exception) -> str:
         reason = str(error)
-        detail = f" ({reason})" if reason and not reason.startswith("not implemented") else reason.removeprefix("not implemented")
+        detail = (
+            f" ({reason})"
+            if reason and not reason.startswith("not implemented")
+            else reason.removeprefix("not implemented")
+        )
         return f"not implemented: {instruction.opcode}, line {instruction.line}{detail}"

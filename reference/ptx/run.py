@@ -37,11 +37,21 @@ def run_launch(ptx_text: str, launch: Launch, memory: GlobalMemory, options: Opt
     return execute(program, launch, memory, options)
 
 
-def run_object(obj_path, symbol: str, ptx_text: str, args: list, *, arch: str | None = None, uninitialised=(), check: bool = True,
-               memory: GlobalMemory | None = None, **options) -> list[Report]:
-    """Calls the host function `symbol` of a compiled object with CPU tensors that stand in for CUDA ones, and interprets its launches.
+def run_object(
+    obj_path,
+    symbol: str,
+    ptx_text: str,
+    args: list,
+    *,
+    arch: str | None = None,
+    uninitialised=(),
+    check: bool = True,
+    memory: GlobalMemory | None = None,
+    **options,
+) -> list[Report]:
+    """Calls the host function `symbol` of a compiled object and interprets its launches. Tensors are CPU tensors.
 
-    `uninitialised`: indices of arguments (outputs, workspaces) whose contents the kernel must not read before it writes them.
+    `uninitialised`: indices of arguments (outputs, workspaces) that the kernel must not read before it writes them.
     `options`: see Options. Returns a Report per launch; raises MachineFault if `check` and there was a finding.
     """
     module = _module(ptx_text)

@@ -40,9 +40,13 @@ class Sm90:
 
     def pipeline(self, mbar, tx):
         return pipeline.PipelineTmaAsync.create(
-            num_stages=self.stages, barrier_storage=mbar, tx_count=tx, producer_group=Group(Agent.Thread),
-            consumer_group=Group(Agent.Thread, 4), cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),
-        )  # fmt: skip
+            num_stages=self.stages,
+            barrier_storage=mbar,
+            tx_count=tx,
+            producer_group=Group(Agent.Thread),
+            consumer_group=Group(Agent.Thread, 4),
+            cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),
+        )
 
     def begin(self, tiled_mma, storage, tidx, sA, sB):
         thr = tiled_mma.get_slice(tidx)
@@ -80,9 +84,12 @@ class Sm100(Sm90):
 
     def pipeline(self, mbar, tx):
         return pipeline.PipelineTmaUmma.create(
-            num_stages=self.stages, barrier_storage=mbar, tx_count=tx, producer_group=Group(Agent.Thread),
+            num_stages=self.stages,
+            barrier_storage=mbar,
+            tx_count=tx,
+            producer_group=Group(Agent.Thread),
             consumer_group=Group(Agent.Thread),
-        )  # fmt: skip
+        )
 
     def begin(self, tiled_mma, storage, tidx, sA, sB):
         thr = tiled_mma.get_slice(0)
@@ -90,9 +97,11 @@ class Sm100(Sm90):
         self.tmem = memory.TmemAllocator(storage.tmem_ptr.ptr, barrier_for_retrieve=retrieve)
         self.tmem.allocate(max(32, self.tile[1]))
         self.done = pipeline.PipelineUmmaAsync.create(
-            num_stages=1, barrier_storage=storage.acc_mbar.data_ptr(), producer_group=Group(Agent.Thread),
+            num_stages=1,
+            barrier_storage=storage.acc_mbar.data_ptr(),
+            producer_group=Group(Agent.Thread),
             consumer_group=Group(Agent.Thread, 128),
-        )  # fmt: skip
+        )
         self.tmem.wait_for_alloc()
         self.base = self.tmem.retrieve_ptr(F32)
         layout = tiled_mma.make_fragment_C(tiled_mma.partition_shape_C(self.tile[:2])).layout
@@ -151,7 +160,7 @@ class Elementwise:
         i = cute.arch.block_idx()[0] * 256 + cute.arch.thread_idx()[0]
         if i < n:
             v = x[i]
-            if v > 0.5:
+            if v > 0.5:  # noqa: SIM108 (a branch, not a select)
                 v = cute.math.exp(v)
             else:
                 v = cute.math.sin(v * 100.0) + cute.math.log1p(cute.math.exp(v))
@@ -159,7 +168,7 @@ class Elementwise:
 
 
 class Gemm:
-    """D[i, j] = sum_k A[i, k] B[j, k] for j <= i in the tile, else 0. `warps` 5: a warp of its own loads, through a ring of stages."""
+    """D[i, j] = sum_k A[i, k] B[j, k] for j <= i in the tile, else 0. `ring`: one more warp loads."""
 
     def __init__(self, e, k_tiles, ring):
         self.e, self.k_tiles, self.ring = e, k_tiles, ring
@@ -188,8 +197,17 @@ class Gemm:
         )
 
     @cute.kernel
-    def kernel(self, tiled_mma: cute.TiledMma, atomA: cute.CopyAtom, mA: cute.Tensor, atomB: cute.CopyAtom, mB: cute.Tensor, mD: cute.Tensor,
-               a_layout: cute.ComposedLayout, b_layout: cute.ComposedLayout):  # fmt: skip
+    def kernel(
+        self,
+        tiled_mma: cute.TiledMma,
+        atomA: cute.CopyAtom,
+        mA: cute.Tensor,
+        atomB: cute.CopyAtom,
+        mB: cute.Tensor,
+        mD: cute.Tensor,
+        a_layout: cute.ComposedLayout,
+        b_layout: cute.ComposedLayout,
+    ):
         e = self.e
         m, n, k = e.tile
         tidx, bidx = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
@@ -242,7 +260,7 @@ class Hankel:
     @cute.jit
     def __call__(self, mH: cute.Tensor, mG: cute.Tensor, mD: cute.Tensor, stream: cuda.CUstream):
         e = self.e
-        m, n, k = e.tile
+        m, _, k = e.tile
         b_layout = sm90_utils.make_smem_layout_b(utils.LayoutEnum.ROW_MAJOR, e.tile, e.dtype, 1)
 
         @cute.struct
@@ -257,7 +275,9 @@ class Hankel:
         self.kernel(e.tiled_mma(), mH, mG, mD, b_layout).launch(grid=(1, 1, 1), block=(128, 1, 1), stream=stream)
 
     @cute.kernel
-    def kernel(self, tiled_mma: cute.TiledMma, mH: cute.Tensor, mG: cute.Tensor, mD: cute.Tensor, b_layout: cute.ComposedLayout):
+    def kernel(
+        self, tiled_mma: cute.TiledMma, mH: cute.Tensor, mG: cute.Tensor, mD: cute.Tensor, b_layout: cute.ComposedLayout
+    ):
         e = self.e
         m, n, k = e.tile
         tidx = cute.arch.thread_idx()[0]
@@ -302,7 +322,7 @@ class Hankel:
 
 
 class Transpose:
-    """y = 2 x^T of an fp32 matrix by tiles of 32 x 32: TMA in, shared memory, TMA out; edges are cut by the tensor maps."""
+    """y = 2 x^T of an fp32 matrix by tiles of 32 x 32: TMA in and out; the tensor maps cut the edges."""
 
     @cute.jit
     def __call__(self, x: cute.Tensor, y: cute.Tensor, stream: cuda.CUstream):
@@ -444,7 +464,7 @@ def _fake(dtype, *shape):
 
 @functools.cache
 def compiled(name: str, arch: str, *shape: int) -> Compiled:
-    """The kernels by name: "elementwise"; "gemm" m, n, k tiles; "ring" m, n, k tiles; "hankel"; "transpose"; "cluster"; "multicast"."""
+    """A kernel by name; "gemm" and "ring" take m, n and the number of k tiles."""
     if name == "elementwise":
         n = cute.sym_int32()
         kernel, fakes = Elementwise(), [_fake(F32, n), _fake(F32, n)]
@@ -456,7 +476,10 @@ def compiled(name: str, arch: str, *shape: int) -> Compiled:
         kernel = Gemm(e, tiles, ring)
         fakes = [_fake(BF16, rows, 64 * tiles), _fake(BF16, n, 64 * tiles), _fake(BF16, rows, n)]
     elif name == "hankel":
-        kernel, fakes = Hankel(engine(arch, (64, 16, 64), BF16, 1, 128)), [_fake(BF16, 256), _fake(BF16, 16, 64), _fake(F32, 64, 16)]
+        kernel, fakes = (
+            Hankel(engine(arch, (64, 16, 64), BF16, 1, 128)),
+            [_fake(BF16, 256), _fake(BF16, 16, 64), _fake(F32, 64, 16)],
+        )
     elif name == "transpose":
         rows, columns = cute.sym_int(divisibility=4), cute.sym_int(divisibility=4)
         kernel, fakes = Transpose(), [_fake(F32, rows, columns), _fake(F32, columns, rows)]

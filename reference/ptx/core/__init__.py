@@ -11,12 +11,28 @@ import subprocess
 import tempfile
 
 _HERE = pathlib.Path(__file__).parent
-_FLAGS = ["-O2", "-ftree-vectorize", "-march=native", "-ffp-contract=off", "-frounding-math", "-fno-math-errno", "-fPIC", "-shared", "-std=gnu17", "-Wall",
-          "-Wextra", "-Wno-unused-parameter", "-Wno-misleading-indentation", "-Wno-sign-compare"]  # fmt: skip
+_FLAGS = [
+    "-O2",
+    "-ftree-vectorize",
+    "-march=native",
+    "-ffp-contract=off",
+    "-frounding-math",
+    "-fno-math-errno",
+    "-fPIC",
+    "-shared",
+    "-std=gnu17",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-parameter",
+    "-Wno-misleading-indentation",
+    "-Wno-sign-compare",
+]
 
 
 def cache_folder() -> pathlib.Path:
-    folder = pathlib.Path(os.environ.get("PTX_MACHINE_CACHE", pathlib.Path(tempfile.gettempdir()) / f"ptx-machine-{os.getuid()}"))
+    folder = pathlib.Path(
+        os.environ.get("PTX_MACHINE_CACHE", pathlib.Path(tempfile.gettempdir()) / f"ptx-machine-{os.getuid()}")
+    )
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -28,12 +44,17 @@ def build(sources: list[pathlib.Path], flags: list[str], stem: str, libraries: l
         digest.update(s.read_bytes())
     digest.update(repr((flags, libraries)).encode())
     if "-march=native" in flags:
-        digest.update("".join(sorted({line for line in open("/proc/cpuinfo") if line.startswith("flags")})).encode())
+        flags_line = next(
+            (s for s in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if s.startswith("flags")), ""
+        )
+        digest.update(flags_line.encode())
     out = cache_folder() / f"{stem}-{digest.hexdigest()[:20]}.so"
     if not out.exists():
         temporary = out.with_suffix(f".{os.getpid()}.tmp")
         inputs = [str(s) for s in sources if s.suffix != ".h"]
-        done = subprocess.run(["gcc", *flags, "-o", str(temporary), *inputs, *libraries], capture_output=True, text=True)
+        done = subprocess.run(
+            ["gcc", *flags, "-o", str(temporary), *inputs, *libraries], capture_output=True, text=True
+        )
         if done.returncode:
             raise RuntimeError(f"gcc failed on {', '.join(s.name for s in sources)}:\n{done.stderr}")
         os.replace(temporary, out)
