@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from cute_kernels.runtime.kernel import Kernel
 
 from cute_kernels.runtime import backend, cache
+from cute_kernels.runtime.kernel import Kernel
 
 from .launch import GlobalMemory
 from .report import Report

@@ -30,12 +30,15 @@ ARCHS = ("sm_90a", "sm_100a")
 class Sm90:
     """wgmma: 64 x N accumulators in the registers of one warpgroup."""
 
-    def __init__(self, tile, dtype, stages, threads, b_major=OperandMajorMode.K):
-        self.tile, self.dtype, self.stages, self.threads, self.b_major = tile, dtype, stages, threads, b_major
+    def __init__(self, tile, dtype, stages, threads, majors="KK"):
+        self.tile, self.dtype, self.stages, self.threads, self.majors = tile, dtype, stages, threads, majors
+
+    def operand_majors(self):
+        return [OperandMajorMode.K if x == "K" else OperandMajorMode.MN for x in self.majors]
 
     def tiled_mma(self):
         return sm90_utils.make_trivial_tiled_mma(
-            self.dtype, self.dtype, OperandMajorMode.K, self.b_major, F32, (1, 1, 1), tiler_mn=(64, self.tile[1])
+            self.dtype, self.dtype, *self.operand_majors(), F32, (1, 1, 1), tiler_mn=(64, self.tile[1])
         )
 
     def pipeline(self, mbar, tx):
@@ -79,7 +82,7 @@ class Sm100(Sm90):
 
     def tiled_mma(self):
         return sm100_utils.make_trivial_tiled_mma(
-            self.dtype, self.dtype, OperandMajorMode.K, self.b_major, F32, tcgen05.CtaGroup.ONE, self.tile[:2]
+            self.dtype, self.dtype, *self.operand_majors(), F32, tcgen05.CtaGroup.ONE, self.tile[:2]
         )
 
     def pipeline(self, mbar, tx):
@@ -176,9 +179,10 @@ class Gemm:
     @cute.jit
     def __call__(self, mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor, stream: cuda.CUstream):
         e = self.e
-        (m, n, k), rm = e.tile, utils.LayoutEnum.ROW_MAJOR
-        a_layout = sm90_utils.make_smem_layout_a(rm, e.tile, e.dtype, e.stages)  # (m, k, stages)
-        b_layout = sm90_utils.make_smem_layout_b(rm, e.tile, e.dtype, e.stages)
+        m, n, k = e.tile
+        layout = [utils.LayoutEnum.ROW_MAJOR if x == "K" else utils.LayoutEnum.COL_MAJOR for x in e.majors]
+        a_layout = sm90_utils.make_smem_layout_a(layout[0], e.tile, e.dtype, e.stages)  # (m, k, stages)
+        b_layout = sm90_utils.make_smem_layout_b(layout[1], e.tile, e.dtype, e.stages)
         g2s = cpasync.CopyBulkTensorTileG2SOp()
         atomA, tA = cpasync.make_tiled_tma_atom(g2s, mA, cute.slice_(a_layout, (None, None, 0)), (m, k))
         atomB, tB = cpasync.make_tiled_tma_atom(g2s, mB, cute.slice_(b_layout, (None, None, 0)), (n, k))
@@ -458,23 +462,27 @@ class Compiled:
 _FOLDER = tempfile.TemporaryDirectory(prefix="ptx-tests-")
 
 
-def _fake(dtype, *shape):
-    return make_fake_compact_tensor(dtype, shape, stride_order=tuple(reversed(range(len(shape)))), assumed_align=16)
+def _fake(dtype, *shape, column_major=False):
+    order = range(len(shape)) if column_major else reversed(range(len(shape)))
+    return make_fake_compact_tensor(dtype, shape, stride_order=tuple(order), assumed_align=16)
 
 
 @functools.cache
-def compiled(name: str, arch: str, *shape: int) -> Compiled:
-    """A kernel by name; "gemm" and "ring" take m, n and the number of k tiles."""
+def compiled(name: str, arch: str, *shape) -> Compiled:
+    """A kernel by name; "gemm" and "ring" take m, n, the number of k tiles; then type and operand majors."""
     if name == "elementwise":
         n = cute.sym_int32()
         kernel, fakes = Elementwise(), [_fake(F32, n), _fake(F32, n)]
     elif name in ("gemm", "ring"):
-        m, n, tiles = shape
-        ring = name == "ring"
-        e = engine(arch, (m, n, 64), BF16, 2 if ring else tiles, 160 if ring else 128)
+        m, n, tiles, kind, majors = (*shape, *("BFloat16", "KK")[len(shape) - 3 :])
+        ring, dtype = name == "ring", getattr(cutlass, kind)
+        k = 1024 // dtype.width
+        e = engine(arch, (m, n, k), dtype, 2 if ring else tiles, 160 if ring else 128, majors)
         rows = cute.sym_int(divisibility=m)
         kernel = Gemm(e, tiles, ring)
-        fakes = [_fake(BF16, rows, 64 * tiles), _fake(BF16, n, 64 * tiles), _fake(BF16, rows, n)]
+        a = _fake(dtype, rows, k * tiles, column_major=majors[0] == "M")
+        b = _fake(dtype, n, k * tiles, column_major=majors[1] == "M")
+        fakes = [a, b, _fake(F32 if dtype is cutlass.TFloat32 else dtype, rows, n)]
     elif name == "hankel":
         kernel, fakes = (
             Hankel(engine(arch, (64, 16, 64), BF16, 1, 128)),

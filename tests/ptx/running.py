@@ -9,6 +9,12 @@ from reference.ptx import run_object
 from .kernels import compiled
 
 
+def round_tf32(x: torch.Tensor) -> torch.Tensor:
+    """To 10 bits of mantissa, nearest even: what a TFLOAT32 tensor map does on load."""
+    bits = x.view(torch.int32)
+    return ((bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF).view(torch.float32)
+
+
 def case(name: str, *shape: int):
     """Arguments (the last is the output, poisoned) and the expected output in float64."""
     g = torch.Generator().manual_seed(7)
@@ -17,12 +23,15 @@ def case(name: str, *shape: int):
         d = x.double()
         return [x], torch.where(x > 0.5, d.exp(), (x * 100).double().sin() + d.exp().log1p()), torch.float32
     if name in ("gemm", "ring"):
-        m, n, tiles = shape
-        a = torch.randn(2 * m, 64 * tiles, generator=g).bfloat16()
-        b = torch.randn(n, 64 * tiles, generator=g).bfloat16()
-        out = a.double() @ b.double().T
+        m, n, tiles, kind, majors = (*shape, *("BFloat16", "KK")[len(shape) - 3 :])
+        dtype = {"BFloat16": torch.bfloat16, "Float16": torch.float16, "TFloat32": torch.float32}[kind]
+        k = (32 if kind == "TFloat32" else 64) * tiles
+        a, b = torch.randn(2 * m, k, generator=g).to(dtype), torch.randn(n, k, generator=g).to(dtype)
+        exact = [round_tf32(x) if kind == "TFloat32" else x for x in (a, b)]
+        out = exact[0].double() @ exact[1].double().T
         out[torch.arange(n)[None] > (torch.arange(2 * m) % m)[:, None]] = 0
-        return [a, b], out, torch.bfloat16
+        a, b = (x.T.contiguous().T if major == "M" else x for x, major in zip((a, b), majors, strict=True))
+        return [a, b], out, dtype
     if name == "hankel":
         h, w = torch.randn(256, generator=g).bfloat16(), torch.randn(16, 64, generator=g).bfloat16()
         return [h, w], torch.stack([h[i : i + 64] for i in range(64)]).double() @ w.double().T, torch.float32

@@ -26,6 +26,20 @@ def test_gemm(arch, shape):
     assert reports[0].counts["global_store_bytes"] == 2 * m * n * 2
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("kind", ["BFloat16", "Float16"])
+@pytest.mark.parametrize("majors", ["KM", "MK", "MM"])
+@pytest.mark.parametrize("n", [32, 64, 128])
+def test_gemm_with_operands_major_along_rows(arch, kind, majors, n):
+    out, expected, _ = run("gemm", arch, 64, n, 2, kind, majors)
+    assert torch.all((out.double() - expected).abs() <= BF16_ULP * expected.abs() + 1e-4)
+
+
+def test_gemm_tf32():
+    out, expected, _ = run("gemm", "sm_100a", 64, 64, 2, "TFloat32", "KK")
+    assert (out.double() - expected).norm() < 4e-7 * expected.norm()
+
+
 def test_gemm_with_128_rows_of_tensor_memory():
     out, expected, _ = run("gemm", "sm_100a", 128, 64, 1)
     assert torch.all((out.double() - expected).abs() <= BF16_ULP * expected.abs() + 1e-4)
