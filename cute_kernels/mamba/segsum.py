@@ -27,6 +27,7 @@ from torch.autograd.graph import increment_version
 
 from cute_kernels.mamba.segsum_torch import segsum_torch
 from cute_kernels.runtime import backend
+from cute_kernels.runtime.kernel import Kernel
 
 INF = float("inf")
 OPERATOR = "mamba_segsum"
@@ -129,6 +130,8 @@ def _is_observed() -> bool:
 
 
 def _through_dispatcher(dt, A_log, B, C, dt_bias, dt_limit, g_layout, out) -> SegsumOutputs:
+    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+        _refuse_tangents(dt, A_log, B, C, dt_bias)
     dt_min, dt_max = _limits(dt_limit)
     args = (dt, A_log, B, C, dt_bias, dt_min, None if dt_max == INF else dt_max, g_layout)
     if out is None:
@@ -140,6 +143,12 @@ def _through_dispatcher(dt, A_log, B, C, dt_bias, dt_limit, g_layout, out) -> Se
         )
     torch.ops.cute_kernels.mamba_segsum_out(*args, *out)
     return out
+
+
+def _refuse_tangents(*inputs: Tensor | None) -> None:
+    """torch's custom ops drop the tangents of forward-mode differentiation without a word."""
+    if any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in inputs):
+        raise NotImplementedError("mamba_segsum: no forward-mode derivative; supported is the backward")
 
 
 # --- from arguments to a plan ----------------------------------------------------------------------------------------
@@ -330,7 +339,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _kernel(problem: SegsumProblem, num_chunks: int, arch: str, sm_count: int) -> Any:
+def _kernel(problem: SegsumProblem, num_chunks: int, arch: str, sm_count: int) -> Kernel:
     """The kernel specialisation for one problem and one number of chunks."""
     from cute_kernels.mamba.segsum_config import SegsumConfig, SegsumKernel
 
@@ -431,10 +440,38 @@ def warmup(**shape: Any) -> None:
     problem, device = check_shape(**shape)
     current = backend.current()
     arch, sm_count = current.arch(device), current.sm_count(device)
-    # The config follows the number of chunks while chunks are few against the SMs, and settles above.
-    counts = {*range(1, 4 * sm_count + 1), *(1 << k for k in range(31))}
-    for kernel in {_kernel(problem, n, arch, sm_count) for n in counts}:
+    for kernel in _kernels(problem, arch, sm_count):
         current.function(kernel, device)
+
+
+def prebuilt_kernels() -> list[Kernel]:
+    """Kernels of the official shape and of released models, for an H200's or B200's number of SMs."""
+    bf16 = torch.bfloat16
+    problems = [SegsumProblem(256, 16, 1, 256, bf16, bf16, bf16, None, "per_head")]
+    problems += [SegsumProblem(*sizes, bf16, bf16, bf16, bf16, "per_head") for sizes in _MODELS.values()]
+    kernels = {}
+    for arch, sm_count in (("sm_90a", 132), ("sm_100a", 148)):
+        for problem in problems:
+            kernels.update(dict.fromkeys(_kernels(problem, arch, sm_count)))
+    return list(kernels)
+
+
+_MODELS = {  # chunk size, heads, groups, states
+    "granite-4.0-h-tiny": (256, 48, 1, 128),
+    "granite-4.0-h-micro": (256, 64, 1, 128),
+    "granite-4.0-h-small": (256, 128, 1, 128),
+    "mamba2-2.7b": (256, 80, 1, 128),
+    "nemotron-h-8b": (128, 128, 8, 128),
+    "falcon-h1-7b": (128, 24, 1, 256),
+    "falcon-h1-34b": (128, 32, 2, 256),
+}
+
+
+def _kernels(problem: SegsumProblem, arch: str, sm_count: int) -> list[Kernel]:
+    """The kernels that some number of chunks asks for, each once."""
+    # The config may follow the number of chunks while chunks are few against the SMs; it settles above.
+    counts = [*range(1, 4 * sm_count), *(1 << k for k in range(10, 31))]
+    return list(dict.fromkeys(_kernel(problem, n, arch, sm_count) for n in counts))
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
