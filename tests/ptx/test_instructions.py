@@ -246,6 +246,15 @@ def test_shuffle_from_an_absent_lane_is_found():
 
 
 # ---- memory ----
+def aligned(x: np.ndarray) -> np.ndarray:
+    """A copy that starts at a 128-byte line."""
+    raw = np.zeros(x.nbytes + 128, np.uint8)
+    start = -raw.ctypes.data % 128
+    out = raw[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
+    out[:] = x
+    return out
+
+
 def test_atomics():
     total, old = np.zeros(4, np.uint32), np.zeros(32, np.uint32)
     body = """
@@ -259,7 +268,7 @@ def test_atomics():
 
 
 def test_vectors_local_and_shared():
-    data, out = rng.integers(0, 2**32, 128).astype(np.uint32), np.zeros(128, np.uint32)
+    data, out = aligned(rng.integers(0, 2**32, 128).astype(np.uint32)), aligned(np.zeros(128, np.uint32))
     body = """
     mul.wide.u32 %rd5, %r0, 16; add.s64 %rd6, %rd0, %rd5; add.s64 %rd7, %rd1, %rd5;
     ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%rd6];
