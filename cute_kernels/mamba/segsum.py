@@ -339,7 +339,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _kernel(problem: SegsumProblem, num_chunks: int, arch: str, sm_count: int) -> Kernel:
+def _kernel(problem: SegsumProblem, num_chunks: int, sm_count: int) -> Kernel:
     """The kernel specialisation for one problem and one number of chunks."""
     from cute_kernels.mamba.segsum_config import SegsumConfig, SegsumKernel
 
@@ -354,7 +354,9 @@ def _kernel(problem: SegsumProblem, num_chunks: int, arch: str, sm_count: int) -
         A_dtype=_dtype_name(p.A_dtype),
         bias_dtype="none" if p.bias_dtype is None else _dtype_name(p.bias_dtype),
         per_group=p.g_layout == "per_group",
-        **dataclasses.asdict(SegsumConfig.for_shape(p.chunk_size, p.num_heads, p.n_groups, p.d_state)),
+        **dataclasses.asdict(
+            SegsumConfig.for_shape(p.chunk_size, p.num_heads, p.n_groups, p.d_state, num_chunks, sm_count)
+        ),
     )
 
 
@@ -368,7 +370,8 @@ def _launcher(
     """A function (dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states) that launches the kernel."""
     check_supported(problem)
     current = backend.current()
-    kernel = _kernel(problem, max(num_chunks, 1), current.arch(device), current.sm_count(device))
+    current.arch(device)  # NotImplementedError where there are no kernels for it
+    kernel = _kernel(problem, max(num_chunks, 1), current.sm_count(device))
     function = current.function(kernel, device)
     dt_min, dt_max = dt_limit
     if problem.bias_dtype is None:
@@ -439,8 +442,7 @@ def warmup(**shape: Any) -> None:
     """Loads or compiles the kernels of a shape for any number of chunks. Takes what `check_shape` takes."""
     problem, device = check_shape(**shape)
     current = backend.current()
-    arch, sm_count = current.arch(device), current.sm_count(device)
-    for kernel in _kernels(problem, arch, sm_count):
+    for kernel in _kernels(problem, current.sm_count(device)):
         current.function(kernel, device)
 
 
@@ -450,9 +452,9 @@ def prebuilt_kernels() -> list[Kernel]:
     problems = [SegsumProblem(256, 16, 1, 256, bf16, bf16, bf16, None, "per_head")]
     problems += [SegsumProblem(*sizes, bf16, bf16, bf16, bf16, "per_head") for sizes in _MODELS.values()]
     kernels = {}
-    for arch, sm_count in (("sm_90a", 132), ("sm_100a", 148)):
+    for sm_count in (132, 148):
         for problem in problems:
-            kernels.update(dict.fromkeys(_kernels(problem, arch, sm_count)))
+            kernels.update(dict.fromkeys(_kernels(problem, sm_count)))
     return list(kernels)
 
 
@@ -467,11 +469,11 @@ _MODELS = {  # chunk size, heads, groups, states
 }
 
 
-def _kernels(problem: SegsumProblem, arch: str, sm_count: int) -> list[Kernel]:
+def _kernels(problem: SegsumProblem, sm_count: int) -> list[Kernel]:
     """The kernels that some number of chunks asks for, each once."""
     # The config may follow the number of chunks while chunks are few against the SMs; it settles above.
     counts = [*range(1, 4 * sm_count), *(1 << k for k in range(10, 31))]
-    return list(dict.fromkeys(_kernel(problem, n, arch, sm_count) for n in counts))
+    return list(dict.fromkeys(_kernel(problem, n, sm_count) for n in counts))
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
