@@ -279,7 +279,7 @@ def _make_plan(dt, A_log, B, C, dt_bias, dt_limit, g_layout) -> _Plan:
     if device.type == "meta":
         launch, empty = _launch_nothing, True
     elif backend.current().handles(dt):
-        launch = _launcher(problem, b * c, dt_limit, device)
+        launch = _launcher(problem, b, c, dt_limit, device)
     elif device.type != "cpu":
         raise NotImplementedError(f"mamba_segsum: no kernel for device {device}; supported are CUDA and CPU tensors")
     B_strides, C_strides = _kernel_strides(B), _kernel_strides(C)
@@ -365,23 +365,21 @@ def _launch_nothing(*args: Tensor | None) -> None:
 
 
 def _launcher(
-    problem: SegsumProblem, num_chunks: int, dt_limit: tuple[float, float], device: torch.device
+    problem: SegsumProblem, b: int, c: int, dt_limit: tuple[float, float], device: torch.device
 ) -> Callable[..., None]:
     """A function (dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states) that launches the kernel."""
     check_supported(problem)
     current = backend.current()
     current.arch(device)  # NotImplementedError where there are no kernels for it
-    kernel = _kernel(problem, max(num_chunks, 1), current.sm_count(device))
+    kernel = _kernel(problem, max(b * c, 1), current.sm_count(device))
     function = current.function(kernel, device)
     dt_min, dt_max = dt_limit
-    if problem.bias_dtype is None:
+    sums_shape = (b, c, problem.num_heads, problem.chunk_size, 2)
 
-        def launch(dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states):
-            function(dt, A_log, B, C, L, G, M, A_cumsum, decay_states, dt_min, dt_max)
-    else:
-
-        def launch(dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states):
-            function(dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states, dt_min, dt_max)
+    def launch(dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states):
+        # The first kernel leaves its running sums, as pairs of fp32, to the second.
+        sums = torch.empty(*sums_shape, dtype=torch.float32, device=device)
+        function(dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states, sums, dt_min, dt_max)
 
     return launch
 

@@ -39,6 +39,10 @@ def _official(name: str, *, tiny: dict[str, Any] | None = None, **shape: Any) ->
     return Case(f"official-{name}", inputs.official, shape, {**TINY, **shape, "chunk_size": 64, **(tiny or {})})
 
 
+def _short(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 OFFICIAL = [
     _official("1x1", tiny=TINY),
     _official("2x3", batch=2, chunks=3, tiny={"d_state": 16, "heads": 2}),
@@ -106,6 +110,30 @@ ADVERSARIAL += [
 ]
 
 CASES = OFFICIAL + ADVERSARIAL
+
+# On the PTX machine: each feature of the kernel once, and the inputs that break kernels.
+ON_MACHINE = {
+    "official-1x1",
+    "official-H3",
+    "official-N48",
+    "official-N144",
+    "official-H6-G3",
+    "official-per-group-H5-G5",
+    "official-fp16-per-group-H3",
+    "official-dt-bfloat16-A-float32-bias-float32",
+    "official-dt-float32-A-bfloat16-bias-float16",
+    "official-limits",
+    "mixture",
+    "huge_then_tiny",
+    "softplus_points",
+    "softplus_not_finite",
+    "scattered_not_finite",
+    "not_finite_operands",
+    "no_decay",
+    "projection_slice",
+    "transposed",
+    "misaligned",
+}
 
 _GUARD = 64  # elements on each side of a poisoned output
 _SENTINEL = 12345.0  # survives a round trip through bf16 and fp16 comparisons: compared with itself

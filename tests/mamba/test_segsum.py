@@ -43,7 +43,7 @@ def launches(monkeypatch):
     """Puts a kernel in PyTorch behind the launch, which insists on what a real one needs; the list of its launches."""
     calls = []
 
-    def launcher(problem, num_chunks, dt_limit, device):
+    def launcher(problem, b, c, dt_limit, device):
         segsum.check_supported(problem)
 
         def launch(dt, A_log, dt_bias, B, C, *outputs):
