@@ -66,7 +66,13 @@ OFFICIAL = [
     _official("fp16-per-group-H3", dtype=fp16, heads=3, chunk_size=64, d_state=48, g_layout="per_group"),
     *(
         _official(
-            f"dt-{dt}-A-{A}-bias-{bias}", dt_dtype=dt, A_dtype=A, bias_dtype=bias, chunk_size=64, heads=3, d_state=16
+            f"dt-{_short(dt)}-A-{_short(A)}-bias-{_short(bias)}",
+            dt_dtype=dt,
+            A_dtype=A,
+            bias_dtype=bias,
+            chunk_size=64,
+            heads=3,
+            d_state=16,
         )
         for dt, A, bias in (
             (bf16, fp32, None),

@@ -37,7 +37,7 @@ BACKENDS = {
 }
 
 
-@pytest.fixture(params=list(BACKENDS.values()))
+@pytest.fixture
 def runner(request, session_cache, monkeypatch) -> Iterator[Runner]:
     if request.param == "torch":
         yield Runner(torch.device("cpu"), small=False)
@@ -60,3 +60,5 @@ def pytest_generate_tests(metafunc):
             if backend.id in ("torch", "gpu") or case.name in ON_MACHINE
         ]
         metafunc.parametrize(("case", "runner"), pairs, indirect=["runner"])
+    elif "runner" in metafunc.fixturenames:
+        metafunc.parametrize("runner", list(BACKENDS.values()), indirect=True)
