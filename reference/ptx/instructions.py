@@ -356,8 +356,9 @@ TABLE: list[Row] = [
         "tcgen_cp",
         encoders.tcgen_cp,
     ),
-    # launches that depend on each other: the machine runs them in order
-    Row("griddepcontrol.<o:wait|launch_dependents>", "nothing", encoders.nothing),
+    # launches that depend on each other: the machine runs them in order, and checks that the later one waits
+    Row("griddepcontrol.wait", "grid_wait"),
+    Row("griddepcontrol.launch_dependents", "nothing", encoders.nothing),
     Row("nanosleep.u32", "nothing", encoders.nothing),
     Row("pmevent", "nothing", encoders.nothing),
 ]

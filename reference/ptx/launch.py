@@ -50,6 +50,7 @@ class Allocation(ctypes.Structure):
         ("size", ctypes.c_uint64),
         ("written", ctypes.c_void_p),
         ("writer", ctypes.c_void_p),
+        ("previous", ctypes.c_void_p),
     ]
 
 
@@ -136,6 +137,7 @@ class GlobalMemory:
     """
 
     ranges: list[tuple[int, int, np.ndarray | None]] = field(default_factory=list)
+    writers: dict[int, np.ndarray] = field(default_factory=dict)  # by start: who wrote what in the last launch
 
     def add(self, start: int, size: int, written: bool = True) -> None:
         if size and not any(s <= start and start + size <= s + n for s, n, _ in self.ranges):
@@ -165,13 +167,15 @@ def execute(program: Program, launch: Launch, memory: GlobalMemory, options: Opt
     if len(program.globals.array) > 1:
         ranges.append((program.globals.start, len(program.globals.array), None))
     allocations = (Allocation * max(1, len(ranges)))()
-    writers = []
+    writers: dict[int, np.ndarray] = {}
     for a, (start, size, written) in zip(allocations, ranges, strict=False):
         a.start, a.size = start, size
         a.written = written.ctypes.data if written is not None else None
         if options.strict and options.track_writers:
-            writers.append(np.zeros(size // 2 + 1, np.uint32))
-            a.writer = writers[-1].ctypes.data
+            writers[start] = np.zeros(size // 2 + 1, np.uint32)
+            a.writer = writers[start].ctypes.data
+            if launch.programmatic and start in memory.writers:
+                a.previous = memory.writers[start].ctypes.data
     machine.allocations, machine.n_allocations = allocations, len(ranges)
     machine.strict, machine.schedule, machine.seed = int(options.strict), options.number, options.seed
     machine.sm100 = int(program.module.target.startswith("sm_10"))
@@ -183,6 +187,7 @@ def execute(program: Program, launch: Launch, memory: GlobalMemory, options: Opt
     executed = np.zeros((MAX_WARPS, machine.n_code), np.uint64)
     machine.executed = executed.ctypes.data
     library.run(ctypes.byref(machine))
+    memory.writers = writers
     report = Report(kernel=launch.kernel, program=program, launch=launch, executed=executed)
     report.counts = {name: machine.counts[i] for i, name in enumerate(COUNTS)}
     for f in machine.findings[: machine.n_findings]:

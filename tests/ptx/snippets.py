@@ -13,15 +13,24 @@ _LOAD = {2: "b16", 4: "b32", 8: "b64"}
 
 
 def launch(
-    ptx: str, arrays: list[np.ndarray], *, block=(32, 1, 1), grid=(1, 1, 1), cluster=(1, 1, 1), shared=0, **options
+    ptx: str,
+    arrays: list[np.ndarray],
+    *,
+    block=(32, 1, 1),
+    grid=(1, 1, 1),
+    cluster=(1, 1, 1),
+    shared=0,
+    programmatic=False,
+    memory: GlobalMemory | None = None,
+    **options,
 ) -> Report:
     """Runs the module's kernel `k` with one pointer parameter an array."""
-    memory = GlobalMemory()
+    memory = memory or GlobalMemory()
     for a in arrays:
         memory.add(a.ctypes.data, a.nbytes)
     values = (ctypes.c_uint64 * len(arrays))(*[a.ctypes.data for a in arrays])
     pointers = (ctypes.c_void_p * len(arrays))(*[ctypes.addressof(values) + 8 * i for i in range(len(arrays))])
-    call = Launch("k", grid, block, cluster, shared, ctypes.addressof(pointers))
+    call = Launch("k", grid, block, cluster, shared, ctypes.addressof(pointers), programmatic)
     return run_launch(ptx, call, memory, Options(**options))
 
 

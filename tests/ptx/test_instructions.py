@@ -394,3 +394,18 @@ def test_findings_name_the_python_line():
     text = text.replace(".address_size 64", '.address_size 64\n.file 1 "kernel.py"')
     with pytest.raises(MachineFault, match=r"kernel\.py:42"):
         launch(text, [np.zeros(4, np.uint32)]).check()
+
+
+def test_an_early_launch_must_wait_for_the_one_before():
+    from reference.ptx import GlobalMemory
+
+    data, out, memory = np.zeros(32, np.uint32), np.zeros(32, np.uint32), GlobalMemory()
+    address = "mul.wide.u32 %rd5, %r0, 4; add.s64 %rd6, %rd0, %rd5; add.s64 %rd7, %rd1, %rd5;\n"
+    launch(module(address + "st.global.b32 [%rd6], %r0;", 2), [data, out], memory=memory).check()
+    copy = address + "griddepcontrol.wait;\nld.global.b32 %r1, [%rd6]; st.global.b32 [%rd7], %r1;"
+    launch(module(copy, 2), [data, out], memory=memory, programmatic=True).check()
+    same(out, LANES)
+    launch(module(address + "st.global.b32 [%rd6], %r0;", 2), [data, out], memory=memory).check()
+    with pytest.raises(MachineFault, match="launch before wrote"):
+        text = module(copy.replace("griddepcontrol.wait;", ""), 2)
+        launch(text, [data, out], memory=memory, programmatic=True).check()

@@ -86,6 +86,12 @@ OP(cluster_wait) {
     return NEXT;
 }
 
+OP(grid_wait) {                  /* griddepcontrol.wait: the launch before is done, and what it wrote is visible */
+    (void)a, (void)on;
+    for (int r = 0; r < m->n_ctas; r++) w->clock.done[(uint32_t)r * AGENTS + AGENT_PREVIOUS_GRID] = 1;
+    return NEXT;
+}
+
 OP(fence_proxy_async) {          /* what is known to be done becomes visible to the async proxy */
     (void)a, (void)on;
     for (uint32_t i = 0; i < m->agents; i++)

@@ -34,7 +34,8 @@ enum {
     AGENT_TMEM_ST = AGENT_TMEM_LD + MAX_WARPS, /* tcgen05.st, until tcgen05.wait::st */
     AGENT_MBARRIER = AGENT_TMEM_ST + MAX_WARPS,/* copies that complete on an mbarrier, by its phase */
     MAX_MBARRIERS = 96,
-    AGENTS = AGENT_MBARRIER + MAX_MBARRIERS    /* per CTA */
+    AGENT_PREVIOUS_GRID = AGENT_MBARRIER + MAX_MBARRIERS,   /* the launch before, of a launch that may start early: known to be done at clock 1 */
+    AGENTS                                     /* per CTA */
 };
 
 typedef enum { GENERIC, ASYNC } proxy_t;
@@ -75,6 +76,7 @@ typedef struct {                 /* a range of global memory that the launch may
     uint64_t start, size;
     uint8_t *written;            /* one byte per byte of memory, nonzero where something wrote it; NULL: all of it counts as written */
     uint32_t *writer;            /* per 2 bytes: 1 + the CTA that last wrote it in this launch, bit 31 set for atomics */
+    const uint32_t *previous;    /* the same of the launch before, where this one may start before that one's end; else NULL */
 } Allocation;
 
 typedef struct {                 /* mirrored in launch.py */

@@ -50,6 +50,13 @@ uint8_t *global_at(Machine *m, uint64_t address, uint32_t bytes, access_kind_t k
                     }
             if (kind != READ) memset(r->written + at, 1, bytes);
         }
+        if (r->previous && !m->running->clock.done[m->running->cta->rank * AGENTS + AGENT_PREVIOUS_GRID])
+            for (uint64_t i = at / 2; i < (at + bytes + 1) / 2; i++)
+                if (r->previous[i]) {
+                    finding(m, "race", -1, 0, "%s byte %llu of tensor %d, which the launch before wrote, with no griddepcontrol.wait on the path to it",
+                            kind == READ ? "reads" : "writes", (unsigned long long)(2 * i), (int)(r - m->allocations));
+                    break;
+                }
         if (r->writer)
             for (uint64_t i = at / 2; i < (at + bytes + 1) / 2; i++) {
                 uint32_t before = r->writer[i];
