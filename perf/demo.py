@@ -96,7 +96,6 @@ def on_cpu() -> bool:
 def without_gpu() -> bool:
     """Every prebuilt kernel for each architecture: compiled here and now, and read back from its machine code."""
     kernels = operators.prebuilt_kernels()
-    names = _names(kernels)
     found = {}
     columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console) as progress:
@@ -106,38 +105,37 @@ def without_gpu() -> bool:
             found[built.symbol, built.arch] = [(code, shared.get(code.name)) for code in machine_code(built.cubin)]
             progress.advance(task)
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Machine code of every prebuilt kernel")
+    console.print("\nPrebuilt kernels:")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Their machine code")
     table.caption = "shared: bytes a block; instr, TMA, MMA, local: instructions in all, and of these kinds"
-    table.add_column("kernel", overflow="fold")
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("device function", overflow="fold")
     table.add_column("arch", no_wrap=True)
     for name in ("regs", "stack", "shared", "instr", "TMA", "MMA", "local"):
         table.add_column(name, justify="right", no_wrap=True)
     good = True
-    for symbol, name in names.items():
-        label = name
+    for number, kernel in enumerate(kernels, 1):
+        console.print(f"{number:3}  {kernel.operator}: {_distinction(kernel, kernels)}", highlight=False)
         for arch in ARCHS:
-            for code, dynamic in found[symbol, arch]:
+            for code, dynamic in found[kernel.symbol(), arch]:
                 clean = code.stack == 0 and code.local_memory == 0
                 good &= clean
                 total = "?" if dynamic is None else code.static_shared + dynamic
-                numbers = (code.registers, code.stack, total, code.instructions, code.tma, code.mma, code.local_memory)
-                table.add_row(label, arch, *map(str, numbers), style=None if clean else "red")
-                label = ""
+                counts = (code.registers, code.stack, total, code.instructions, code.tma, code.mma, code.local_memory)
+                table.add_row(str(number), code.name, arch, *map(str, counts), style=None if clean else "red")
+        table.add_section()
     console.print(table)
     if not good:
         console.print("[red]A kernel uses its stack or local memory.[/]")
     return good
 
 
-def _names(kernels: list[Kernel]) -> dict[str, str]:
-    """By symbol, what tells a kernel from the others of its operator."""
-    names = {}
-    for kernel in kernels:
-        fields = [field.name for field in dataclasses.fields(kernel)]
-        others = [other for other in kernels if type(other) is type(kernel)]
-        differing = [name for name in fields if len({getattr(other, name) for other in others}) > 1]
-        names[kernel.symbol()] = ", ".join([kernel.operator, *(f"{n}={getattr(kernel, n)}" for n in differing)])
-    return names
+def _distinction(kernel: Kernel, kernels: list[Kernel]) -> str:
+    """The fields that tell a kernel from the others of its type."""
+    others = [other for other in kernels if type(other) is type(kernel)]
+    names = [field.name for field in dataclasses.fields(kernel)]
+    differing = [name for name in names if len({getattr(other, name) for other in others}) > 1]
+    return ", ".join(f"{name}={getattr(kernel, name)}" for name in differing)
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def mixture(seed: int, device: torch.device | str = "cpu", **shape) -> SegsumInp
 
 
 def huge_then_tiny(seed: int, device: torch.device | str = "cpu", **shape) -> SegsumInputs:
-    """A = -128; half of the steps 5, then steps of 1e-4 .. 1e-6: a single-precision running sum swallows the tiny ones."""
+    """A = -128; half of the steps 5, then 1e-4 .. 1e-6: an fp32 running sum swallows the tiny ones."""
     x = official(seed, device, **{"dt_dtype": torch.float32, "A_dtype": torch.float32, **shape})
     dt = torch.full_like(x.dt, inverse_softplus(5.0))
     q = dt.shape[2]
@@ -218,7 +218,7 @@ def limited(seed: int, device: torch.device | str = "cpu", **shape) -> SegsumInp
 
 
 def projection_slice(seed: int, device: torch.device | str = "cpu", **shape) -> SegsumInputs:
-    """dt, B and C as slices of one wider projection's rows, as models make them. An odd H makes dt's row stride odd too."""
+    """dt, B and C as slices of one projection's rows, as models make them. An odd H makes the row stride odd too."""
     x = official(seed, device, **{"heads": 3, **shape})
     b, c, q, h = x.dt.shape
     g, n = x.B.shape[3:]

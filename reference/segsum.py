@@ -34,8 +34,8 @@ class SegsumReference(NamedTuple):
 
 
 def softplus(x: Tensor) -> Tensor:
-    """log(1 + exp(x)) without overflow or cancellation at either end."""
-    return x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))
+    """log(1 + exp(x)) without overflow or cancellation at either end, differentiable everywhere."""
+    return torch.logaddexp(x, torch.zeros_like(x))
 
 
 def steps(

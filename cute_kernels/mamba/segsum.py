@@ -14,6 +14,8 @@ Source: Dao and Gu, "Transformers are SSMs", arXiv:2405.21060; the public benchm
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,6 +27,7 @@ from torch.autograd.graph import increment_version
 
 from cute_kernels.mamba.segsum_torch import segsum_torch
 from cute_kernels.runtime import backend
+from cute_kernels.runtime.kernel import Kernel
 
 INF = float("inf")
 OPERATOR = "mamba_segsum"
@@ -127,6 +130,8 @@ def _is_observed() -> bool:
 
 
 def _through_dispatcher(dt, A_log, B, C, dt_bias, dt_limit, g_layout, out) -> SegsumOutputs:
+    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+        _refuse_tangents(dt, A_log, B, C, dt_bias)
     dt_min, dt_max = _limits(dt_limit)
     args = (dt, A_log, B, C, dt_bias, dt_min, None if dt_max == INF else dt_max, g_layout)
     if out is None:
@@ -138,6 +143,12 @@ def _through_dispatcher(dt, A_log, B, C, dt_bias, dt_limit, g_layout, out) -> Se
         )
     torch.ops.cute_kernels.mamba_segsum_out(*args, *out)
     return out
+
+
+def _refuse_tangents(*inputs: Tensor | None) -> None:
+    """torch's custom ops drop the tangents of forward-mode differentiation without a word."""
+    if any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in inputs):
+        raise NotImplementedError("mamba_segsum: no forward-mode derivative; supported is the backward")
 
 
 # --- from arguments to a plan ----------------------------------------------------------------------------------------
@@ -161,12 +172,13 @@ class SegsumProblem:
 class _Plan(NamedTuple):
     """What follows from the arguments' metadata, found once for each combination of them."""
 
-    launch: Callable[..., None] | None  # None: plain PyTorch
+    launch: Callable[..., object] | None  # None: plain PyTorch
     dt_limit: tuple[float, float]
-    shapes: tuple[tuple[int, ...], ...]  # of the outputs, in order
-    dtypes: tuple[torch.dtype, ...]
+    outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]  # shape and type, in order
+    output_bytes: tuple[int, ...]
+    templates: tuple[Tensor, ...]  # of the outputs: their metadata over one element, for empty_like
     device: torch.device
-    empty: bool
+    empty: bool  # nothing to compute: no chunks, or no memory
     may_be_negated: bool  # an input may be a lazily negated view: the imaginary part of a conjugate, fp16 or fp32
     B_strides: tuple[int, ...] | None  # that the kernel reads B with; None: copy first
     C_strides: tuple[int, ...] | None
@@ -220,19 +232,12 @@ def run(
     if plan.launch is None:
         return _run_torch(plan, dt, A_log, B, C, dt_bias, g_layout, out)
     if out is None:
-        L_shape, G_shape, M_shape, A_shape, _ = plan.shapes
-        dtype, device = plan.dtypes[0], plan.device
-        out = SegsumOutputs(
-            torch.empty(L_shape, dtype=dtype, device=device),
-            torch.empty(G_shape, dtype=dtype, device=device),
-            torch.empty(M_shape, dtype=dtype, device=device),
-            torch.empty(A_shape, dtype=torch.float32, device=device),
-            torch.empty(A_shape, dtype=torch.float32, device=device),
-        )
+        # Half the time of torch.empty, which parses a shape, a type and a device.
+        out = SegsumOutputs(*[torch.empty_like(t) for t in plan.templates])
     else:
         out = _checked_out(plan, out, dt, A_log, B, C, dt_bias)
-        if not torch.is_inference_mode_enabled():
-            increment_version([t for t in out if not t.is_inference()])  # autograd can't see the kernel write
+        # Autograd can't see the kernel write; a tensor made in inference mode has no version.
+        increment_version([t for t in out if not t.is_inference()])
     if plan.empty:
         return out
     if plan.may_be_negated:
@@ -258,9 +263,9 @@ def _run_torch(plan: _Plan, dt, A_log, B, C, dt_bias, g_layout, out) -> SegsumOu
 
 def _checked_out(plan: _Plan, out: Sequence[Tensor], *inputs: Tensor | None) -> SegsumOutputs:
     out = _as_outputs(out)
-    check_outputs(out, plan.shapes, plan.dtypes, plan.device)
+    check_outputs(out, plan.outputs, plan.device)
     if not plan.empty:
-        _check_memory(out, *inputs)
+        _check_memory(out, plan.output_bytes, *inputs)
     return out
 
 
@@ -271,30 +276,35 @@ def _make_plan(dt, A_log, B, C, dt_bias, dt_limit, g_layout) -> _Plan:
     b, c = dt.shape[:2]
     empty = b * c == 0
     launch = None
-    if backend.current().handles(dt):
-        launch = _launcher(problem, b * c, dt_limit, device)
+    if device.type == "meta":
+        launch, empty = _launch_nothing, True
+    elif backend.current().handles(dt):
+        launch = _launcher(problem, b, c, dt_limit, device)
     elif device.type != "cpu":
         raise NotImplementedError(f"mamba_segsum: no kernel for device {device}; supported are CUDA and CPU tensors")
     B_strides, C_strides = _kernel_strides(B), _kernel_strides(C)
+    outputs = describe_outputs(problem, b, c)
     return _Plan(
         launch,
         dt_limit,
-        output_shapes(problem, b, c),
-        (problem.dtype, problem.dtype, problem.dtype, torch.float32, torch.float32),
+        outputs,
+        tuple(math.prod(shape) * dtype.itemsize for shape, dtype in outputs),
+        tuple(torch.empty(1, dtype=dtype, device=device).expand(shape) for shape, dtype in outputs),
         device,
         empty,
-        {problem.dtype, problem.dt_dtype, problem.A_dtype, problem.bias_dtype} != {torch.bfloat16, None},
+        not {problem.dtype, problem.dt_dtype, problem.A_dtype, problem.bias_dtype} <= {torch.bfloat16, None},
         B_strides,
         C_strides,
         B.stride() == B_strides and C.stride() == C_strides,
     )
 
 
-def output_shapes(problem: SegsumProblem, b: int, c: int) -> tuple[tuple[int, ...], ...]:
-    """Shapes of the five outputs, in order."""
-    q, h = problem.chunk_size, problem.num_heads
+def describe_outputs(problem: SegsumProblem, b: int, c: int) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
+    """Shape and type of the five outputs, in order."""
+    q, h, dtype = problem.chunk_size, problem.num_heads, problem.dtype
     columns = h if problem.g_layout == "per_head" else problem.n_groups
-    return (b, h, c, q, q), (b, c, q, q, columns), (b, c, q, q, h), (b, h, c, q), (b, h, c, q)
+    sums = ((b, h, c, q), torch.float32)
+    return ((b, h, c, q, q), dtype), ((b, c, q, q, columns), dtype), ((b, c, q, q, h), dtype), sums, sums
 
 
 def _kernel_strides(x: Tensor) -> tuple[int, ...] | None:
@@ -329,10 +339,9 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _kernel(problem: SegsumProblem, num_chunks: int, arch: str, sm_count: int) -> Any:
+def _kernel(problem: SegsumProblem, num_chunks: int, sm_count: int) -> Kernel:
     """The kernel specialisation for one problem and one number of chunks."""
-    from cute_kernels.mamba.segsum_config import SegsumConfig
-    from cute_kernels.mamba.segsum_kernel import SegsumKernel
+    from cute_kernels.mamba.segsum_config import SegsumConfig, SegsumKernel
 
     p = problem
     return SegsumKernel(
@@ -343,29 +352,34 @@ def _kernel(problem: SegsumProblem, num_chunks: int, arch: str, sm_count: int) -
         dtype=_dtype_name(p.dtype),
         dt_dtype=_dtype_name(p.dt_dtype),
         A_dtype=_dtype_name(p.A_dtype),
-        bias_dtype=None if p.bias_dtype is None else _dtype_name(p.bias_dtype),
-        g_layout=p.g_layout,
-        config=SegsumConfig.for_shape(p, num_chunks, arch, sm_count),
+        bias_dtype="none" if p.bias_dtype is None else _dtype_name(p.bias_dtype),
+        per_group=p.g_layout == "per_group",
+        **dataclasses.asdict(
+            SegsumConfig.for_shape(p.chunk_size, p.num_heads, p.n_groups, p.d_state, num_chunks, sm_count)
+        ),
     )
 
 
+def _launch_nothing(*args: Tensor | None) -> None:
+    """The kernel of tensors without memory."""
+
+
 def _launcher(
-    problem: SegsumProblem, num_chunks: int, dt_limit: tuple[float, float], device: torch.device
+    problem: SegsumProblem, b: int, c: int, dt_limit: tuple[float, float], device: torch.device
 ) -> Callable[..., None]:
     """A function (dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states) that launches the kernel."""
     check_supported(problem)
     current = backend.current()
-    kernel = _kernel(problem, max(num_chunks, 1), current.arch(device), current.sm_count(device))
+    current.arch(device)  # NotImplementedError where there are no kernels for it
+    kernel = _kernel(problem, max(b * c, 1), current.sm_count(device))
     function = current.function(kernel, device)
     dt_min, dt_max = dt_limit
-    if problem.bias_dtype is None:
+    sums_shape = (b, c, problem.num_heads, problem.chunk_size, 2)
 
-        def launch(dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states):
-            function(dt, A_log, B, C, L, G, M, A_cumsum, decay_states, dt_min, dt_max)
-    else:
-
-        def launch(dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states):
-            function(dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states, dt_min, dt_max)
+    def launch(dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states):
+        # The first kernel leaves its running sums, as pairs of fp32, to the second.
+        sums = torch.empty(*sums_shape, dtype=torch.float32, device=device)
+        function(dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states, sums, dt_min, dt_max)
 
     return launch
 
@@ -416,7 +430,7 @@ def check_shape(
     probe = torch.empty(0, device=device)
     if not backend.current().handles(probe):
         raise NotImplementedError(
-            f"mamba_segsum: no kernel for device {probe.device}; plain PyTorch runs on CPU tensors"
+            f"mamba_segsum: no kernel for device {probe.device}; CPU tensors run through plain PyTorch"
         )
     backend.current().arch(probe.device)
     return problem, probe.device
@@ -426,11 +440,38 @@ def warmup(**shape: Any) -> None:
     """Loads or compiles the kernels of a shape for any number of chunks. Takes what `check_shape` takes."""
     problem, device = check_shape(**shape)
     current = backend.current()
-    arch, sm_count = current.arch(device), current.sm_count(device)
-    # The config follows the number of chunks while chunks are few against the SMs, and settles above.
-    counts = {*range(1, 4 * sm_count + 1), *(1 << k for k in range(31))}
-    for kernel in {_kernel(problem, n, arch, sm_count) for n in counts}:
+    for kernel in _kernels(problem, current.sm_count(device)):
         current.function(kernel, device)
+
+
+def prebuilt_kernels() -> list[Kernel]:
+    """Kernels of the official shape and of released models, for an H200's or B200's number of SMs."""
+    bf16 = torch.bfloat16
+    problems = [SegsumProblem(256, 16, 1, 256, bf16, bf16, bf16, None, "per_head")]
+    problems += [SegsumProblem(*sizes, bf16, bf16, bf16, bf16, "per_head") for sizes in _MODELS.values()]
+    kernels = {}
+    for sm_count in (132, 148):
+        for problem in problems:
+            kernels.update(dict.fromkeys(_kernels(problem, sm_count)))
+    return list(kernels)
+
+
+_MODELS = {  # chunk size, heads, groups, states
+    "granite-4.0-h-tiny": (256, 48, 1, 128),
+    "granite-4.0-h-micro": (256, 64, 1, 128),
+    "granite-4.0-h-small": (256, 128, 1, 128),
+    "mamba2-2.7b": (256, 80, 1, 128),
+    "nemotron-h-8b": (128, 128, 8, 128),
+    "falcon-h1-7b": (128, 24, 1, 256),
+    "falcon-h1-34b": (128, 32, 2, 256),
+}
+
+
+def _kernels(problem: SegsumProblem, sm_count: int) -> list[Kernel]:
+    """The kernels that some number of chunks asks for, each once."""
+    # The config may follow the number of chunks while chunks are few against the SMs; it settles above.
+    counts = [*range(1, 4 * sm_count), *(1 << k for k in range(10, 31))]
+    return list(dict.fromkeys(_kernel(problem, n, sm_count) for n in counts))
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
@@ -537,43 +578,59 @@ def check_supported(problem: SegsumProblem) -> None:
 
 
 def check_outputs(
-    out: SegsumOutputs, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype], device: torch.device
+    out: SegsumOutputs, wanted: Sequence[tuple[tuple[int, ...], torch.dtype]], device: torch.device
 ) -> None:
     """ValueError where a given output has the wrong shape, type, device or layout. Reads metadata alone."""
-    for field, x, shape, dtype in zip(SegsumOutputs._fields, out, shapes, dtypes, strict=True):
-        name = f"out.{field}"
+    for k, (x, (shape, dtype)) in enumerate(zip(out, wanted, strict=True)):
+        if x.shape == shape and x.dtype is dtype and x.device == device and x.is_contiguous():
+            continue
+        name = f"out.{SegsumOutputs._fields[k]}"
         if x.shape != shape:
             raise _wrong(name, f"of shape {list(x.shape)}", f"{list(shape)}")
-        if x.dtype != dtype:
+        if x.dtype is not dtype:
             raise _wrong(name, f"of type {_dtype_name(x.dtype)}", _dtype_name(dtype))
         if x.device != device:
             raise _wrong(name, f"on {x.device}", f"on {device} like dt")
-        if not x.is_contiguous() or x.is_neg():
-            raise _wrong(name, f"a view with strides {list(x.stride())}", "contiguous")
+        raise _wrong(name, f"a view with strides {list(x.stride())}", "contiguous")
 
 
-def _check_memory(out: SegsumOutputs, *inputs: Tensor | None) -> None:
+def _check_memory(out: SegsumOutputs, sizes: Sequence[int], *inputs: Tensor | None) -> None:
     """ValueError where a given output is misaligned, or shares memory with another output or an input."""
-    written = []
-    for field, x in zip(SegsumOutputs._fields, out, strict=True):
-        start, end = _span(x)
+    spans = []  # (first address, address past the end, whether it is written)
+    for x, size in zip(out, sizes, strict=True):
+        start = x.data_ptr()
         if start & 15:
-            raise _wrong(f"out.{field}", f"at address {start:#x}", "aligned to 16 bytes")
-        written.append((start, end, f"out.{field}"))
-    written.sort()
-    for (_, end, name), (start, _, other) in zip(written, written[1:], strict=False):
-        if start < end:
-            raise ValueError(f"mamba_segsum: {other} shares memory with {name}, but must have its own")
-    for field, x in zip(("dt", "A_log", "B", "C", "dt_bias"), inputs, strict=True):
+            name = SegsumOutputs._fields[[t is x for t in out].index(True)]
+            raise _wrong(f"out.{name}", f"at address {start:#x}", "aligned to 16 bytes")
+        spans.append((start, start + size, True))
+    for x in inputs:
         if x is not None:
-            first, last = _span(x)
-            for start, end, name in written:
-                if start < last and first < end:
-                    raise ValueError(f"mamba_segsum: {name} shares memory with {field}, but must have its own")
+            start = x.data_ptr()
+            spans.append((start, start + _extent(x), False))
+    spans.sort()
+    written = read = 0  # where the spans so far end
+    for start, end, is_written in spans:
+        if start < written or (is_written and start < read):
+            raise ValueError(_shared_memory(out, inputs))
+        if is_written:
+            written = end
+        elif end > read:
+            read = end
 
 
-def _span(x: Tensor) -> tuple[int, int]:
-    """Addresses from x's first element to the end of its last."""
-    start = x.data_ptr()
+def _extent(x: Tensor) -> int:
+    """Bytes from x's first element to the end of its last."""
+    if x.is_contiguous():
+        return x.numel() * x.element_size()
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    return start, start + (last + 1) * x.element_size()
+    return (last + 1) * x.element_size()
+
+
+def _shared_memory(out: SegsumOutputs, inputs: Sequence[Tensor | None]) -> str:
+    named = [(f"out.{name}", x) for name, x in zip(SegsumOutputs._fields, out, strict=True)]
+    named += [(n, x) for n, x in zip(("dt", "A_log", "B", "C", "dt_bias"), inputs, strict=True) if x is not None]
+    for k, (name, x) in enumerate(named[:5]):
+        for other, y in named[k + 1 :]:
+            if x.data_ptr() < y.data_ptr() + _extent(y) and y.data_ptr() < x.data_ptr() + _extent(x):
+                return f"mamba_segsum: {name} shares memory with {other}, but must have its own"
+    raise AssertionError("no two spans overlap")

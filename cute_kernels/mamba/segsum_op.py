@@ -11,7 +11,6 @@ give plain tensors. Importing this module registers them:
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from cute_kernels.mamba import segsum
 from cute_kernels.mamba.segsum_torch import segsum_torch_backward
@@ -35,17 +34,16 @@ def mamba_segsum(dt, A_log, B, C, dt_bias=None, dt_min=0.0, dt_max=None, g_layou
 
 @mamba_segsum.register_fake
 def _(dt, A_log, B, C, dt_bias=None, dt_min=0.0, dt_max=None, g_layout="per_head"):
-    shapes = _checked_shapes(dt, A_log, B, C, dt_bias, g_layout)
-    dtypes = (B.dtype, B.dtype, B.dtype, torch.float32, torch.float32)
-    return tuple(torch.empty(s, dtype=d, device=dt.device) for s, d in zip(shapes, dtypes, strict=True))
+    outputs = _checked(dt, A_log, B, C, dt_bias, g_layout)
+    return tuple(torch.empty(shape, dtype=dtype, device=dt.device) for shape, dtype in outputs)
 
 
-def _checked_shapes(dt, A_log, B, C, dt_bias, g_layout):
-    """Shapes of the outputs, after the checks that need no values."""
+def _checked(dt, A_log, B, C, dt_bias, g_layout):
+    """Shape and type of each output, after the checks that need no values."""
     problem = segsum.check_inputs(dt, A_log, B, C, dt_bias, g_layout)
     if backend.current().handles(dt):
         segsum.check_supported(problem)
-    return segsum.output_shapes(problem, *dt.shape[:2])
+    return segsum.describe_outputs(problem, *dt.shape[:2])
 
 
 @torch.library.custom_op(
@@ -63,9 +61,8 @@ def mamba_segsum_out(dt, A_log, B, C, dt_bias, dt_min, dt_max, g_layout, L, G, M
 
 @mamba_segsum_out.register_fake
 def _(dt, A_log, B, C, dt_bias, dt_min, dt_max, g_layout, L, G, M, A_cumsum, decay_states):
-    shapes = _checked_shapes(dt, A_log, B, C, dt_bias, g_layout)
-    dtypes = (B.dtype, B.dtype, B.dtype, torch.float32, torch.float32)
-    segsum.check_outputs(segsum.SegsumOutputs(L, G, M, A_cumsum, decay_states), shapes, dtypes, dt.device)
+    outputs = _checked(dt, A_log, B, C, dt_bias, g_layout)
+    segsum.check_outputs(segsum.SegsumOutputs(L, G, M, A_cumsum, decay_states), outputs, dt.device)
 
 
 @torch.library.custom_op(

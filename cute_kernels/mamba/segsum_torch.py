@@ -52,7 +52,7 @@ def segsum_torch_backward(
     dt_max: float,
     g_layout: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of dt, A_log, B, C and dt_bias, in their shapes and types, contiguous. Nothing of the forward is kept."""
+    """Gradients of dt, A_log, B, C and dt_bias, in their shapes and types, contiguous."""
     h, g = dt.shape[3], B.shape[3]
     dL, dG, dM, dA_cumsum, d_decay = (None if t is None else t.double() for t in grads)
     A = _rates(A_log)

@@ -24,7 +24,7 @@ def test_without_a_gpu_every_kernel_is_compiled_and_read(output, monkeypatch):
     text = output.getvalue()
     assert "4/4" in text
     assert text.count("sm_90a") == text.count("sm_100a") == 2
-    for name in ("test_scale, threads=256", "test_scale, threads=128"):
+    for name in ("1  test_scale: threads=256\n", "2  test_scale: threads=128\n"):
         assert name in text
     assert "…" not in text
 

@@ -51,7 +51,9 @@ def scalar_oracle(x: inputs.SegsumInputs):
                         value = scalar_exp(scalar_sum(a[j + 1 : i + 1])) if j <= i else 0.0
                         yield "L", (ib, ih, ic, i, j), value
                         group = ih // (h // g)
-                        product = scalar_sum([u * v for u, v in zip(C[ib][ic][i][group], B[ib][ic][j][group])])
+                        product = scalar_sum(
+                            [u * v for u, v in zip(C[ib][ic][i][group], B[ib][ic][j][group], strict=True)]
+                        )
                         column = ih if x.g_layout == "per_head" else group
                         yield "G", (ib, ic, i, j, column), product
                         yield "M", (ib, ic, i, j, ih), product * value if j <= i else 0.0

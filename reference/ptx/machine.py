@@ -1,0 +1,107 @@
+"""`ptx_machine`: the public operators with the machine in the GPU's place.
+
+with ptx_machine("sm_100a") as machine:
+    out = cute_kernels.mamba_segsum(dt, A_log, B, C)      # CPU tensors
+machine.reports                                           # one per launch
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pathlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from cute_kernels.runtime import backend, cache
+from cute_kernels.runtime.kernel import Kernel
+
+from .launch import GlobalMemory
+from .report import Report
+from .run import run_object
+
+SM_COUNTS = {"sm_90a": 132, "sm_100a": 148}
+
+
+class PtxMachine(backend.Backend):
+    """A launch backend that interprets the kernels' PTX. Every CPU tensor counts as one on its device."""
+
+    def __init__(self, arch: str, sm_count: int | None, check: bool, options: dict[str, Any]):
+        super().__init__()
+        if arch not in SM_COUNTS:
+            raise ValueError(f"arch is {arch!r}, but the machine knows {', '.join(SM_COUNTS)}")
+        self._arch, self._sms, self._check, self._options = arch, sm_count or SM_COUNTS[arch], check, options
+        self.reports: list[Report] = []
+        self.empty = EmptyTensors()
+
+    def handles(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == "cpu"
+
+    def arch(self, device: torch.device) -> str:
+        return self._arch
+
+    def sm_count(self, device: torch.device) -> int:
+        return self._sms
+
+    def function(self, kernel: Kernel, device: torch.device) -> Callable[..., Any]:
+        return functools.partial(self._run, kernel)
+
+    def _run(self, kernel: Kernel, *args: Any) -> None:
+        object_path, symbol, ptx = _built(kernel, self._arch)
+        memory = GlobalMemory()
+        for a in args:
+            if isinstance(a, torch.Tensor) and (known := self.empty.written(a)) is not None:
+                memory.ranges.append(known)
+        reports = run_object(
+            object_path, symbol, ptx, list(args), arch=self._arch, memory=memory, check=self._check, **self._options
+        )
+        self.reports.extend(reports)
+
+
+@functools.cache
+def _built(kernel: Kernel, arch: str) -> tuple[pathlib.Path, str, str]:
+    built = cache.get(kernel, arch)
+    return built.object, built.symbol, built.ptx.read_text()
+
+
+class EmptyTensors:
+    """Knows which tensors `torch.empty` made, so that a kernel that reads them before it writes them is found."""
+
+    def __init__(self):
+        self._known: dict[int, tuple[weakref.ref, int, tuple]] = {}
+
+    def make(self, original: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:
+        import numpy as np
+
+        tensor = original(*args, **kwargs)
+        if tensor.device.type == "cpu" and tensor.numel():
+            storage = tensor.untyped_storage()
+            storage.fill_(0xFF)
+            entry = (storage.data_ptr(), storage.nbytes(), np.zeros(storage.nbytes(), np.uint8))
+            self._known[storage.data_ptr()] = (weakref.ref(tensor), tensor._version, entry)
+        return tensor
+
+    def written(self, tensor: torch.Tensor) -> tuple | None:
+        """The memory range with its map of written bytes; None where all of it counts as written."""
+        reference, version, entry = self._known.get(tensor.untyped_storage().data_ptr(), (None, 0, None))
+        owner = reference() if reference else None
+        return entry if owner is not None and owner._version == version else None
+
+
+@contextlib.contextmanager
+def ptx_machine(arch: str, *, sm_count: int | None = None, check: bool = True, **options: Any) -> Iterator[PtxMachine]:
+    """Runs every operator inside the `with` block on the machine. `options`: see launch.Options.
+
+    While it is open, `torch.empty` hands out memory that reads as NaN and that the kernels must write before they read.
+    """
+    machine = PtxMachine(arch, sm_count, check, options)
+    original = torch.empty
+    torch.empty = functools.partial(machine.empty.make, original)
+    try:
+        with backend.use(machine):
+            yield machine
+    finally:
+        torch.empty = original

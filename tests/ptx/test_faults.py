@@ -1,0 +1,315 @@
+"""Planted faults: kernels broken in one place, each found, at the right line."""
+
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from reference.ptx import MachineFault
+
+from .kernels import compiled
+from .running import run
+
+
+@dataclass
+class Fault:
+    """`pattern` (its `nth` match, from 0) becomes `replacement`; the machine must report `kind` at a line like `at`.
+
+    Or against such a line: a race has two ends.
+    """
+
+    name: str
+    kernel: tuple
+    arch: str
+    pattern: str
+    replacement: str
+    kind: str
+    at: str
+    nth: int = 0
+    text: str = ""
+
+
+RING, HANKEL, TRANSPOSE = ("ring", 64, 64, 5), ("hankel",), ("transpose",)
+GEMM90, GEMM100 = ("gemm", 64, 64, 1), ("gemm", 128, 64, 1)
+
+FAULTS = [
+    # fences
+    Fault(
+        "proxy fence dropped before wgmma",
+        HANKEL,
+        "sm_90a",
+        r"fence\.proxy\.async[^;]*;",
+        "",
+        "missing proxy fence",
+        r"wgmma\.mma_async",
+    ),
+    Fault(
+        "proxy fence dropped before tcgen05",
+        HANKEL,
+        "sm_100a",
+        r"fence\.proxy\.async[^;]*;",
+        "",
+        "missing proxy fence",
+        r"tcgen05\.mma",
+    ),
+    Fault(
+        "proxy fence dropped before a TMA store",
+        TRANSPOSE,
+        "sm_90a",
+        r"fence\.proxy\.async[^;]*;",
+        "",
+        "missing proxy fence",
+        r"cp\.async\.bulk\.tensor\.2d\.global",
+    ),
+    Fault(
+        "wgmma.fence dropped",
+        GEMM90,
+        "sm_90a",
+        r"wgmma\.fence\.sync\.aligned;",
+        "",
+        "missing wgmma.fence",
+        r"wgmma\.mma_async",
+    ),
+    # barriers
+    Fault(
+        "barrier before a TMA store dropped",
+        TRANSPOSE,
+        "sm_90a",
+        r"bar\.sync[^;]*;",
+        "",
+        "race",
+        r"cp\.async\.bulk\.tensor\.2d\.global",
+        nth=1,
+    ),
+    Fault(
+        "barrier after mbarrier.init dropped",
+        TRANSPOSE,
+        "sm_100a",
+        r"bar\.sync[^;]*;",
+        "",
+        "race",
+        r"mbarrier\.try_wait",
+        text="initialisation",
+    ),
+    Fault(
+        "barrier with too many threads",
+        GEMM100,
+        "sm_100a",
+        r"bar\.sync\s+1, 128;",
+        "bar.sync 1, 160;",
+        "deadlock",
+        r"bar\.sync",
+    ),
+    Fault(
+        "cluster barrier before the multicast dropped",
+        ("multicast",),
+        "sm_90a",
+        r"barrier\.cluster\.(arrive|wait);",
+        "",
+        "barrier",
+        r"barrier\.cluster\.wait",
+    ),
+    # mbarriers
+    Fault(
+        "wait for the wrong phase",
+        GEMM90,
+        "sm_90a",
+        r"(mbarrier\.try_wait\.parity\.shared\.b64 P1, \[%r\d+\]), 0,",
+        r"\1, 1,",
+        "race",
+        r"wgmma\.mma_async",
+    ),
+    Fault(
+        "expect_tx too large",
+        GEMM90,
+        "sm_90a",
+        r"mov\.b32 \t(%r\d+), 16384;",
+        r"mov.b32 \t\1, 16400;",
+        "deadlock",
+        r"mbarrier\.try_wait",
+        text="pending bytes 16",
+    ),
+    Fault(
+        "expect_tx too small",
+        GEMM100,
+        "sm_100a",
+        r"mov\.b32 \t(%r\d+), 24576;",
+        r"mov.b32 \t\1, 24560;",
+        "deadlock",
+        r"mbarrier\.try_wait",
+        text="pending bytes -16",
+    ),
+    Fault(
+        "producer does not wait for an empty stage",
+        RING,
+        "sm_90a",
+        r"mbarrier\.try_wait\.parity\.shared\.b64 P1, \[%r23\], 0, \d+;",
+        "setp.eq.b32 P1, 0, 0;",
+        "race",
+        r"cp\.async\.bulk\.tensor",
+        text="wgmma operand read",
+    ),
+    Fault(
+        "consumer never releases a stage",
+        RING,
+        "sm_90a",
+        r"mbarrier\.arrive\.shared\.b64[^;]*;",
+        "",
+        "deadlock",
+        r"mbarrier\.try_wait",
+    ),
+    # asynchronous results
+    Fault("wgmma.wait_group dropped", GEMM90, "sm_90a", r"wgmma\.wait_group[^;]*;", "", "register in use", r"cvt\.rn"),
+    Fault(
+        "tcgen05.wait::ld dropped", GEMM100, "sm_100a", r"tcgen05\.wait::ld[^;]*;", "", "register in use", r"cvt\.rn"
+    ),
+    Fault(
+        "tcgen05.commit of the accumulator dropped",
+        GEMM100,
+        "sm_100a",
+        r"tcgen05\.commit[^;]*;",
+        "",
+        "deadlock",
+        r"mbarrier\.try_wait",
+        nth=1,
+    ),
+    Fault(
+        "accumulator read before its commit",
+        GEMM100,
+        "sm_100a",
+        r"(try_wait\.parity\.shared\.b64 P1, \[%r\d+\]), 0,(?=(?:(?!try_wait)[\s\S])*tcgen05\.ld)",
+        r"\1, 1,",
+        "race",
+        r"tcgen05\.ld",
+    ),
+    Fault(
+        "bulk store not waited for",
+        TRANSPOSE,
+        "sm_90a",
+        r"cp\.async\.bulk\.wait_group\.read[^;]*;",
+        "",
+        "left behind",
+        r"ret;",
+    ),
+    Fault(
+        "bulk store never committed", TRANSPOSE, "sm_90a", r"cp\.async\.bulk\.commit_group;", "", "left behind", r"ret;"
+    ),
+    # tensor memory
+    Fault(
+        "tensor memory freed twice",
+        GEMM100,
+        "sm_100a",
+        r"(tcgen05\.dealloc[^;]*;)",
+        r"\1 \1",
+        "tensor memory",
+        r"tcgen05\.dealloc",
+        text="twice",
+    ),
+    Fault(
+        "tensor memory not freed",
+        GEMM100,
+        "sm_100a",
+        r"tcgen05\.dealloc[^;]*;",
+        "",
+        "tensor memory",
+        r"tcgen05\.alloc",
+        text="ends with",
+    ),
+    Fault(
+        "tensor memory freed while others read", GEMM100, "sm_100a", r"bar\.sync \t1;", "", "race", r"tcgen05\.dealloc"
+    ),
+    Fault(
+        "tensor memory too small",
+        GEMM100,
+        "sm_100a",
+        r"mov\.b32 \t(%r\d+), 64;(?=\s+tcgen05\.alloc)",
+        r"mov.b32 \t\1, 32;",
+        "tensor memory",
+        r"tcgen05\.mma",
+        text="not allocated",
+    ),
+    # addresses and descriptors
+    Fault(
+        "swizzle of the descriptor mismatched",
+        GEMM90,
+        "sm_90a",
+        "4611686293305360384",
+        str(2 << 62 | 4611686293305360384 & (1 << 62) - 1),
+        "swizzle mismatch",
+        r"wgmma\.mma_async",
+    ),
+    Fault(
+        "stride of the descriptor doubled",
+        GEMM90,
+        "sm_90a",
+        r"or\.b64(\s+%rd10, %rd\d+), 4611686293305360384",
+        rf"or.b64\1, {4611686293305360384 + (64 << 32)}",
+        "out of bounds",
+        r"wgmma\.mma_async",
+    ),
+    Fault(
+        "misaligned store",
+        GEMM90,
+        "sm_90a",
+        r"st\.global\.b32(\s+\[%rd\d+\+)(\d+)\]",
+        r"st.global.b32\g<1>2]",
+        "misaligned",
+        r"st\.global",
+    ),
+    Fault(
+        "store beyond the tensor",
+        ("elementwise",),
+        "sm_90a",
+        r"setp\.(ge|gt|lt|le)\.s32",
+        r"setp.ne.s32",
+        "out of bounds",
+        r"(ld|st)\.global",
+    ),
+    Fault(
+        "shared memory never written",
+        HANKEL,
+        "sm_90a",
+        r"st\.shared\.b16 \t\[%r\d+\+1280\][^;]*;",
+        "",
+        "uninitialised",
+        r"wgmma\.mma_async",
+    ),
+    Fault(
+        "two CTAs write the same rows",
+        GEMM90,
+        "sm_90a",
+        r"mov\.u32 \t(%r\d+), %ctaid\.x;",
+        r"mov.u32 \t\1, 0;",
+        "race",
+        r"st\.global",
+        nth=1,
+        text="CTA 0 wrote",
+    ),
+    Fault(
+        "unknown instruction",
+        GEMM90,
+        "sm_90a",
+        r"fence\.mbarrier_init[^;]*;",
+        "frobnicate.b32 \t%r1, %r2;",
+        "not implemented",
+        r"frobnicate",
+    ),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[f.name for f in FAULTS])
+def test_planted_fault_is_found(fault):
+    name, *shape = fault.kernel
+    ptx = compiled(name, fault.arch, *shape).ptx
+    matches = list(re.finditer(fault.pattern, ptx))
+    assert len(matches) > fault.nth, "the kernel has changed: nothing to break"
+    broken = matches[fault.nth]
+    mutant = ptx[: broken.start()] + broken.expand(fault.replacement) + ptx[broken.end() :]
+    with pytest.raises(MachineFault) as caught:
+        run(name, fault.arch, *shape, ptx=mutant)
+    lines = mutant.splitlines()
+    found = [f for f in caught.value.findings if f.kind == fault.kind and fault.text in f.text]
+    assert found, f"expected {fault.kind}, got {caught.value}"
+    assert any(re.search(fault.at, lines[n - 1]) for f in found for n in (f.line, f.other_line) if n), (
+        f"not at the line: {caught.value}"
+    )

@@ -1,0 +1,27 @@
+"""What the machine code of every prebuilt kernel may cost, for each architecture."""
+
+import pytest
+
+from cute_kernels import operators
+from cute_kernels.runtime import arch as arch_
+from cute_kernels.runtime import cache
+from cute_kernels.runtime.inspect import machine_code
+
+pytest.importorskip("cute_kernels.mamba.segsum_config")
+
+SHARED_LIMIT = 232_448  # bytes a block may have on all three
+KERNELS = operators.prebuilt_kernels()
+
+
+@pytest.mark.parametrize("arch", arch_.NAMES)
+@pytest.mark.parametrize("kernel", KERNELS, ids=[kernel.symbol() for kernel in KERNELS])
+def test_no_stack_no_local_memory_and_it_fits(kernel, arch):
+    built = cache.get(kernel, arch)
+    launches = {launch["kernel"]: launch["dynamic_shared"] for launch in built.read_metadata()["launches"]}
+    codes = machine_code(built.cubin)
+    assert {code.name for code in codes} == set(launches)
+    for code in codes:
+        assert (code.stack, code.local, code.local_memory) == (0, 0, 0), f"{code.name} of {kernel} spills"
+        assert code.static_shared + launches[code.name] <= SHARED_LIMIT
+    # Every operator so far is at heart a matrix product, fed by the tensor memory accelerator.
+    assert any(code.mma and code.tma for code in codes)
