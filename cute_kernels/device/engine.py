@@ -116,6 +116,10 @@ class MmaSm90(_Engine):
         warpgroup.wait_group(0)
         ring.consumer_release(state)
 
+    def overwrite(self):
+        """Waits until no warp of the engine reads the operands any more: their memory may be written by threads."""
+        cute.arch.barrier(barrier_id=2, number_of_threads=self.threads)
+
     def read(self, tiled_mma, acc, n):
         """Accumulator values and their (m, n) coordinates, indexed alike."""
         coords = tiled_mma.get_slice(cute.arch.thread_idx()[0]).partition_C(cute.make_identity_tensor(self.tile[:2]))
@@ -184,14 +188,20 @@ class MmaSm100(_Engine):
             ring.consumer_release(state)
             self.done.producer_commit(accumulator)
 
+    def overwrite(self):
+        pass  # ``read`` has waited for the tensor core
+
     def read(self, tiled_mma, acc, n):
-        m, n, _ = self.tile
+        rows, columns, _ = self.tile
         self.done.consumer_wait(ring_state(n, 1))
         # M = 64 lies in lanes 0-15 of each warp's quarter, M = 128 in all 32
-        op = tcgen05.Ld16x256bOp(tcgen05.Repetition(n // 8)) if m == 64 else tcgen05.Ld32x32bOp(tcgen05.Repetition(n))
+        if rows == 64:
+            op = tcgen05.Ld16x256bOp(tcgen05.Repetition(columns // 8))
+        else:
+            op = tcgen05.Ld32x32bOp(tcgen05.Repetition(columns))
         copy = tcgen05.make_tmem_copy(cute.make_copy_atom(op, Float32), acc[(None, None), 0, 0])
         thr = copy.get_slice(cute.arch.thread_idx()[0])
-        identity = cute.make_identity_tensor((m, n))
+        identity = cute.make_identity_tensor((rows, columns))
         coords = thr.partition_D(tiled_mma.get_slice(0).partition_C(identity)[(None, None), 0, 0])
         values = cute.make_rmem_tensor(coords.shape, Float32)
         cute.copy(copy, thr.partition_S(acc[(None, None), 0, 0]), values)

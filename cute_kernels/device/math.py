@@ -34,9 +34,9 @@ def horner(x, coefficients):
     return acc
 
 
-def exp2_approx(x, ftz=True):
-    """2^x by the special-function unit: 2 ulp, NaN kept, 1 at exactly 0, 0 below 2^-126 unless ``ftz`` is off."""
-    return cute.math.exp2(x, approx=True, ftz=ftz)
+def exp2_approx(x):
+    """2^x by the special-function unit: 2 ulp, down to subnormals; NaN kept, 1 at exactly 0."""
+    return cute.math.exp2(x, approx=True)
 
 
 def min_nan(a, b):
@@ -56,7 +56,7 @@ def exp(x):
     r = cute.math.fma(n, Float32(-LN2_LO), cute.math.fma(n, Float32(-LN2_HI), bounded))
     p = cute.math.fma(horner(r, EXP_POLY) * r, r, r) + 1.0
     half = cute.math.fma(n, Float32(0.5), Float32(ROUND_MAGIC)) - ROUND_MAGIC  # 2^n in two steps: n reaches +-185
-    return (p * exp2_approx(half, ftz=False)) * exp2_approx(n - half, ftz=False)
+    return (p * exp2_approx(half)) * exp2_approx(n - half)
 
 
 def log1p_unit(t):
@@ -71,10 +71,14 @@ def log1p_unit(t):
     return cute.math.fma(twice, s2 * horner(s2, ATANH_POLY), twice)
 
 
-def softplus(x):
-    """log(1 + e^x) at any x: +inf gives +inf, -inf gives 0, NaN stays."""
+def softplus(x, x_lo=None):
+    """log(1 + e^x) at any x: +inf gives +inf, -inf gives 0, NaN stays. ``x_lo``: a small addend of x."""
     positive = cute.arch.fmax(x, Float32(0.0))
-    return positive + log1p_unit(exp(-cute.math.abs(x)))
+    t = exp(-cute.math.abs(x))
+    value = positive + log1p_unit(t)
+    if x_lo is not None:  # the derivative is 1 / (1 + e^-x)
+        value = value + x_lo * (select(x > 0.0, Float32(1.0), t) * cute.arch.rcp_approx(1.0 + t))
+    return value
 
 
 def two_sum(a, b):

@@ -15,27 +15,26 @@ MAX_GROUPS_IN_TASK = 8
 
 @dataclass(frozen=True)
 class SegsumConfig:
-    """One task's share of a chunk, and the threads that do it.
+    """One block's share of a chunk, and its threads.
 
-    A task writes G and M for ``tile_i`` rows, ``tile_j`` columns and ``head_tile`` heads, and as large a part of L.
+    A block writes G and M for ``tile_i`` rows, ``tile_j`` columns and ``head_tile`` heads, and as large a part of L.
     """
 
     tile_i: int
     tile_j: int
     head_tile: int
     threads: int
-    blocks_per_sm: int
 
     @classmethod
     def for_shape(
-        cls, chunk_size: int, num_heads: int, n_groups: int, d_state: int, chunks: int, sm_count: int
+        cls, chunk_size: int, num_heads: int, n_groups: int, d_state: int, num_chunks: int, sm_count: int
     ) -> SegsumConfig:
-        """Small tasks where there are few chunks, so that every SM has one; else larger ones, which read less."""
+        """Smaller tiles where there are few chunks, so that every SM has a block, or many heads."""
         groups = max(d for d in range(1, MAX_GROUPS_IN_TASK + 1) if n_groups % d == 0)
         head_tile = num_heads // n_groups * groups
-        tasks = chunk_size // 64 * (num_heads // head_tile) * chunks  # of one row
-        tile_i = 8 if tasks * (chunk_size // 16) <= sm_count or head_tile * groups >= 128 else 16
-        return cls(tile_i, 64, head_tile, 256, 3)
+        blocks = chunk_size // 64 * (chunk_size // 16) * (num_heads // head_tile) * num_chunks
+        tile_i = 8 if blocks < sm_count or head_tile > 64 or groups > 4 else 16
+        return cls(tile_i, 64, head_tile, 256)
 
 
 def k_tile(d_state: int) -> int:
@@ -62,7 +61,6 @@ class SegsumKernel(Kernel):
     tile_j: int
     head_tile: int
     threads: int
-    blocks_per_sm: int
 
     def compile(self, arch: str) -> Any:
         from cute_kernels.mamba.segsum_kernel import compile_segsum

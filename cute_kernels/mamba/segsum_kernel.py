@@ -7,8 +7,8 @@ Two kernels, the second launched before the first one ends (programmatic depende
   and M over many columns and all heads, and as large a part of L. The product C B^T is taken transposed (j on the tensor
   core's M side), passed through shared memory, and repeated over the heads. What does not need the sums is done first.
 
-An element of L is 2^(sum_i - sum_j). Away from the diagonal the sums are first taken relative to a row between j and i,
-where nothing cancels, so that one fp32 subtraction is exact enough; near it the pairs are subtracted part by part.
+An element of L is 2^(sum_i - sum_j). Away from the diagonal it is a product of two decays, over and under a row between
+j and i, so that rows and columns cost an exponential and an element one multiplication; near the diagonal it is not.
 """
 
 import math
@@ -18,14 +18,14 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.memory as memory
 import cutlass.pipeline as pipeline
-from cutlass import Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
 from cute_kernels.device.engine import mma_engine, ring_state
-from cute_kernels.device.math import exp2_approx, select
+from cute_kernels.device.math import select
 from cute_kernels.mamba.segsum_config import SegsumKernel, k_tile
-from cute_kernels.mamba.segsum_scan import decay, scan_heads, sums_layout
+from cute_kernels.mamba.segsum_scan import decay, difference, scan_heads, sums_layout
 from cute_kernels.runtime.kernel import compile_options
 
 VECTOR = 8  # elements of a 16-byte store
@@ -49,7 +49,7 @@ class Segsum:
         self.scan_tile = max(d for d in range(1, 5) if H % d == 0)
         # rows of L of one task: a part of one head, or whole heads
         share = -(-H * Q // self.tasks)
-        one_pass = key.threads * VECTOR // Q  # rows that the block writes at once
+        one_pass = key.threads * VECTOR // Q  # rows of L that the threads cover at once
         self.l_rows = min(Q, max(one_pass, 1 << (share - 1).bit_length()))
         self.l_heads = -(-share // Q)
 
@@ -69,7 +69,6 @@ class Segsum:
         msums: cute.Tensor,  # (b, c, H, Q, 2): workspace
         dt_min: Float32,
         dt_max: Float32,
-        max_blocks: Int32,  # that fit on the GPU at a time
         stream: cuda.CUstream,
     ):
         key, engine = self.key, self.engine
@@ -81,7 +80,9 @@ class Segsum:
         piece = (None, None, 0)
         atom_b, tma_b = cpasync.make_tiled_tma_atom(g2s, gB, cute.slice_(b_layout, piece), (key.tile_j, self.kt))
         atom_c, tma_c = cpasync.make_tiled_tma_atom(g2s, gC, cute.slice_(c_layout, piece), (key.tile_i, self.kt))
-        Q, heads = key.chunk_size, key.head_tile
+        heads, g_size = key.head_tile, self.group_tile * key.tile_i * (key.tile_j + 4)
+        # the only tile of C is dead once it is multiplied: the product takes its place
+        self.g_over_c = self.group_tile == 1 and 4 * g_size <= key.tile_i * key.d_state * 2
 
         @cute.struct
         class Storage:
@@ -90,12 +91,11 @@ class Segsum:
             tmem_ptr: Int32
             sB: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(b_layout)], 1024]
             sC: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(c_layout)], 1024]
-            sG: cute.struct.Align[cute.struct.MemRange[Float32, self.group_tile * key.tile_i * (key.tile_j + 4)], 16]
-            sRelative: cute.struct.Align[cute.struct.MemRange[Float32, heads * key.tile_i], 16]
-            # sums of this task and of the next
-            sRow: cute.struct.Align[cute.struct.MemRange[Float32, 2 * 2 * heads * key.tile_i], 16]
-            sColumn: cute.struct.Align[cute.struct.MemRange[Float32, 2 * heads * (2 * key.tile_j + 2)], 16]
-            sL: cute.struct.Align[cute.struct.MemRange[Float32, 2 * 2 * Q * self.l_heads], 16]
+            sG: cute.struct.Align[cute.struct.MemRange[Float32, 0 if self.g_over_c else g_size], 16]
+            sRow: cute.struct.Align[cute.struct.MemRange[Float32, 2 * heads * key.tile_i], 16]
+            sFactor: cute.struct.Align[cute.struct.MemRange[Float32, heads * key.tile_i], 16]
+            sColumn: cute.struct.Align[cute.struct.MemRange[Float32, heads * (2 * key.tile_j + 2)], 16]
+            sL: cute.struct.Align[cute.struct.MemRange[Float32, 2 * key.chunk_size * self.l_heads], 16]
 
         self.Storage = Storage
         chunks = mdt.shape[0] * mdt.shape[1]
@@ -107,10 +107,9 @@ class Segsum:
         self.kernel(
             engine.tiled_mma(), atom_b, tma_b, atom_c, tma_c, b_layout, c_layout, mL, mG, mM, msums
         ).launch(
-            grid=(cutlass.min(chunks * self.tasks, max_blocks), 1, 1), block=(key.threads, 1, 1), stream=stream,
-            use_pdl=True,
-            # limits the registers; naming the carveout keeps the compiler from asking a driver for it
-            min_blocks_per_mp=key.blocks_per_sm, preferred_smem_carveout=100,
+            grid=(chunks * self.tasks, 1, 1), block=(key.threads, 1, 1), stream=stream, use_pdl=True,
+            # at most 64 registers a thread; naming the carveout keeps the compiler from asking a driver for it
+            min_blocks_per_mp=1024 // key.threads, preferred_smem_carveout=100,
         )  # fmt: skip
 
     @cute.kernel
@@ -170,30 +169,38 @@ class Segsum:
         mM: cute.Tensor,  # (b, c, Q, Q, H)
         msums: cute.Tensor,  # (b, c, H, Q, 2)
     ):
-        """Tasks ``block``, ``block`` + grid, ...: loads for the next one are under way while one is written."""
+        """``tile_i`` x ``tile_j`` of G and M of one chunk for ``head_tile`` heads, and a part of its L."""
         key, engine = self.key, self.engine
         Q, heads, groups = key.chunk_size, key.head_tile, self.group_tile
         tidx = cute.arch.thread_idx()[0]
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        block, grid = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
-        total = mL.shape[0] * mL.shape[2] * self.tasks
+        bidx = cute.arch.block_idx()[0]
+        chunk = bidx // self.tasks
+        task = bidx - chunk * self.tasks
+        n_chunks = mL.shape[2]
+        b = chunk // n_chunks
+        c = chunk - b * n_chunks
+        it = task // (self.grid_j * self.grid_h)
+        rest = task - it * (self.grid_j * self.grid_h)
+        jt = rest // self.grid_h
+        ht = rest - jt * self.grid_h
+        i0, j0, h0, g0 = it * key.tile_i, jt * key.tile_j, ht * heads, ht * groups
+        causal = i0 + key.tile_i > j0  # else every element lies above the diagonal: M is zero and needs no sums
 
         storage = memory.SmemAllocator().allocate(self.Storage)
         sB = storage.sB.get_tensor(b_layout.outer, swizzle=b_layout.inner)  # (tile_j, kt, stage and piece)
         sC = storage.sC.get_tensor(c_layout.outer, swizzle=c_layout.inner)  # (tile_i, kt, stage and piece)
         g_pitch = key.tile_j + 4  # spreads an accumulator's (i, j) over the banks
-        sG = storage.sG.get_tensor(
-            cute.make_layout((key.tile_i, key.tile_j, groups), stride=(g_pitch, 1, key.tile_i * g_pitch))
+        g_ptr = cute.recast_ptr(storage.sC.data_ptr(), dtype=Float32) if self.g_over_c else storage.sG.data_ptr()
+        sG = cute.make_tensor(
+            g_ptr, cute.make_layout((key.tile_i, key.tile_j, groups), stride=(g_pitch, 1, key.tile_i * g_pitch))
         )
-        # sums of the rows, the same relative to the first row, of the columns, and of the rows of L; the last mode
-        # has this task's and the next one's
-        sRelative = storage.sRelative.get_tensor(cute.make_layout((heads, key.tile_i)))
-        sRow = storage.sRow.get_tensor(cute.make_layout((2, heads, key.tile_i, 2)))
-        pitch = 2 * key.tile_j + 2
+        sRow = storage.sRow.get_tensor(cute.make_layout((2, heads, key.tile_i)))
+        sFactor = storage.sFactor.get_tensor(cute.make_layout((heads, key.tile_i)))
         sColumn = storage.sColumn.get_tensor(
-            cute.make_layout((2, heads, key.tile_j, 2), stride=(1, pitch, 2, heads * pitch))
+            cute.make_layout((2, heads, key.tile_j), stride=(1, 2 * key.tile_j + 2, 2))
         )
-        sL = storage.sL.get_tensor(cute.make_layout((2, Q, self.l_heads, 2)))
+        sL = storage.sL.get_tensor(cute.make_layout((2, Q, self.l_heads)))
 
         ring = engine.ring(storage.ab_mbar.data_ptr())
         engine.begin(storage)
@@ -201,138 +208,112 @@ class Segsum:
         cute.arch.sync_threads()
         acc = engine.accumulator(tiled_mma)
         tCrB, tCrC = engine.operands(tiled_mma, sB, sC)
-        one, every = cute.make_layout(1), (None,) * 5
-        pieces_b = cute.group_modes(cute.local_tile(tma_b, (key.tile_j, self.kt), every), 0, 2)
-        pieces_c = cute.group_modes(cute.local_tile(tma_c, (key.tile_i, self.kt), every), 0, 2)
-        # (piece, stage and piece), (piece, tile, k, group, c, b)
-        tBsB, tBgB = cpasync.tma_partition(atom_b, 0, one, cute.group_modes(sB, 0, 2), pieces_b)
-        tCsC, tCgC = cpasync.tma_partition(atom_c, 0, one, cute.group_modes(sC, 0, 2), pieces_c)
+        one = cute.make_layout(1)
+        pieces_b = cute.local_tile(tma_b[None, None, None, c, b], (key.tile_j, self.kt), (jt, None, None))
+        pieces_c = cute.local_tile(tma_c[None, None, None, c, b], (key.tile_i, self.kt), (it, None, None))
+        # (piece, stage and piece), (piece, k, group)
+        tBsB, tBgB = cpasync.tma_partition(
+            atom_b, 0, one, cute.group_modes(sB, 0, 2), cute.group_modes(pieces_b, 0, 2)
+        )
+        tCsC, tCgC = cpasync.tma_partition(
+            atom_c, 0, one, cute.group_modes(sC, 0, 2), cute.group_modes(pieces_c, 0, 2)
+        )
         if warp == 0:
             for n in cutlass.range_constexpr(engine.stages):
-                self.load_product(ring, n, block + n // groups * grid, atom_b, tBgB, tBsB, atom_c, tCgC, tCsC, total)
+                self.load_operands(ring, n, atom_b, tBgB[None, None, g0 + n], tBsB, atom_c, tCgC[None, None, g0 + n], tCsC)
 
-        for task in cutlass.range(block, total, grid, unroll=1):
-            nth = (task - block) // grid
-            chunk, b, c, it, jt, ht = self.place(task, mL.shape[2])
-            i0, j0, h0 = it * key.tile_i, jt * key.tile_j, ht * heads
-            if tidx < self.engine.threads:
-                for g in cutlass.range_constexpr(groups):
-                    n = nth * groups + g
-                    self.engine.multiply(acc, tCrB, tCrC, ring, n)
+        if tidx < self.engine.threads:
+            for g in cutlass.range_constexpr(groups):
+                self.engine.multiply(acc, tCrB, tCrC, ring, g)
+                if cutlass.const_expr(g + engine.stages < groups):
                     if warp == 0:
-                        ahead = n + self.engine.stages
-                        self.load_product(
-                            ring, ahead, block + ahead // groups * grid, atom_b, tBgB, tBsB, atom_c, tCgC, tCsC, total
-                        )
-                    values, coords = self.engine.read(tiled_mma, acc, n)
-                    for v in cutlass.range_constexpr(cute.size(values)):
-                        j, i = coords[v]
-                        sG[i, j, g] = values[v]
-            cute.arch.sync_threads()
-            if cutlass.const_expr(key.per_group):
-                self.write_groups(sG, mG, chunk, i0, j0, ht * groups)
-            else:
-                self.write_products(sG, mG, chunk, i0, j0, h0)
-            if nth == 0:
-                cute.arch.griddepcontrol_wait()
-                self.load_sums(msums, sRow, sColumn, sL, task, 0, total, mL.shape[2])
-            self.load_sums(msums, sRow, sColumn, sL, task + grid, (nth + 1) % 2, total, mL.shape[2])
-            cute.arch.cp_async_wait_group(1)
-            cute.arch.sync_threads()
-            half = nth % 2
-            if i0 + key.tile_i > j0:
-                self.make_relative(sRow[None, None, None, half], sRelative)
-            self.write_decays(sL[None, None, None, half], mL, b, c, task % self.tasks)
-            cute.arch.sync_threads()
-            self.write_masked(
-                sG, sRow[None, None, None, half], sRelative, sColumn[None, None, None, half], mM, chunk, i0, j0, h0
-            )
-            cute.arch.sync_threads()
+                        ahead = g + engine.stages
+                        gB, gC = tBgB[None, None, g0 + ahead], tCgC[None, None, g0 + ahead]
+                        self.load_operands(ring, ahead, atom_b, gB, tBsB, atom_c, gC, tCsC)
+                values, coords = self.engine.read(tiled_mma, acc, g)
+                if cutlass.const_expr(self.g_over_c):
+                    self.engine.overwrite()
+                for v in cutlass.range_constexpr(cute.size(values)):
+                    j, i = coords[v]
+                    sG[i, j, g] = values[v]
+        cute.arch.sync_threads()
         self.engine.end(acc)
+        if cutlass.const_expr(key.per_group):
+            self.write_groups(sG, mG, chunk, i0, j0, g0)
+        else:
+            self.write_products(sG, mG, chunk, i0, j0, h0)
 
-    def place(self, task, n_chunks):
-        """(chunk, its b and c, tile of rows, of columns, of heads) of a task."""
-        chunk = task // self.tasks
-        rest = task - chunk * self.tasks
-        b = chunk // n_chunks
-        it = rest // (self.grid_j * self.grid_h)
-        rest = rest - it * (self.grid_j * self.grid_h)
-        jt = rest // self.grid_h
-        return chunk, b, chunk - b * n_chunks, it, jt, rest - jt * self.grid_h
+        cute.arch.griddepcontrol_wait()
+        l0 = task * self.l_rows * self.l_heads  # first row of the block's part of L among the chunk's H * Q
+        self.load_sums(self.workspace(msums, chunk), sRow, sColumn, sL, i0, j0, h0, l0, causal)
+        cute.arch.cp_async_wait_group(0)
+        cute.arch.sync_threads()
+        if causal:
+            self.make_factors(sRow, sFactor)
+        self.write_decays(sL, mL, b, c, l0)
+        cute.arch.sync_threads()
+        self.write_masked(sG, sRow, sFactor, sColumn, mM, chunk, i0, j0, h0)
 
     @cute.jit
-    def load_product(
+    def load_operands(
         self,
         ring: pipeline.PipelineAsync,
-        n: Int32,
-        task: Int32,
+        n: cutlass.Constexpr,
         atom_b: cute.CopyAtom,
-        tBgB: cute.Tensor,  # (piece, tile, k, group, c, b)
+        gB: cute.Tensor,  # (piece, k)
         tBsB: cute.Tensor,  # (piece, stage and piece)
         atom_c: cute.CopyAtom,
-        tCgC: cute.Tensor,
+        gC: cute.Tensor,
         tCsC: cute.Tensor,
-        total: Int32,
     ):
-        """Starts loading the operands of the block's n-th product (one warp calls)."""
-        if task < total:
-            chunk, b, c, it, jt, ht = self.place(task, tBgB.shape[4])
-            group = ht * self.group_tile + n % self.group_tile
-            state = ring_state(n, self.engine.stages, producer=True)
-            ring.producer_acquire(state)
-            mbar = ring.producer_get_barrier(state)
-            for k in cutlass.range_constexpr(self.engine.k_tiles):
-                piece = state.index * self.engine.k_tiles + k
-                cute.copy(atom_b, tBgB[None, jt, k, group, c, b], tBsB[None, piece], tma_bar_ptr=mbar)
-                cute.copy(atom_c, tCgC[None, it, k, group, c, b], tCsC[None, piece], tma_bar_ptr=mbar)
-            ring.producer_commit(state)
-
-    def rows_of_L(self, task):
-        """First head and row of a task's part of L, by its number in the chunk."""
-        l0 = task * self.l_rows * self.l_heads
-        return l0 // self.key.chunk_size, l0 % self.key.chunk_size
+        """Starts loading the n-th product's operands (one warp calls)."""
+        state = ring_state(n, self.engine.stages, producer=True)
+        ring.producer_acquire(state)
+        mbar = ring.producer_get_barrier(state)
+        for k in cutlass.range_constexpr(self.engine.k_tiles):
+            piece = n % self.engine.stages * self.engine.k_tiles + k
+            cute.copy(atom_b, gB[None, k], tBsB[None, piece], tma_bar_ptr=mbar)
+            cute.copy(atom_c, gC[None, k], tCsC[None, piece], tma_bar_ptr=mbar)
+        ring.producer_commit(state)
 
     @cute.jit
     def load_sums(
         self,
-        msums: cute.Tensor,  # (b, c, H, Q, 2)
-        sRow: cute.Tensor,  # (hi | lo, head, row, half)
-        sColumn: cute.Tensor,  # (hi | lo, head, column, half)
-        sL: cute.Tensor,  # (hi | lo, Q, head, half)
-        task: Int32,
-        half: Int32,
-        total: Int32,
-        n_chunks: Int32,
+        gsums: cute.Tensor,  # (hi | lo, Q, H)
+        sRow: cute.Tensor,  # (hi | lo, head, row)
+        sColumn: cute.Tensor,  # (hi | lo, head, column)
+        sL: cute.Tensor,  # (hi | lo, Q, head)
+        i0: Int32,
+        j0: Int32,
+        h0: Int32,
+        l0: Int32,
+        causal: Boolean,
     ):
-        """Starts copying a task's sums to shared memory: one group of asynchronous copies."""
+        """Starts copying the block's sums to shared memory: of its rows, its columns, and its part of L."""
         key, threads = self.key, self.key.threads
         tidx = cute.arch.thread_idx()[0]
         pair = cute.make_copy_atom(cpasync.CopyG2SOp(), Float32, num_bits_per_copy=64)
-        if task < total:
-            chunk, b, c, it, jt, ht = self.place(task, n_chunks)
-            i0, j0, h0 = it * key.tile_i, jt * key.tile_j, ht * key.head_tile
-            gsums = self.workspace(msums, chunk)  # (hi | lo, Q, H)
-            head, _ = self.rows_of_L(task % self.tasks)
-            for n in cutlass.range(tidx, key.chunk_size * self.l_heads, threads, unroll=1):
-                h, r = n // key.chunk_size, n % key.chunk_size
-                if head + h < key.num_heads:
-                    cute.copy(pair, gsums[None, r, head + h], sL[None, r, h, half])
-            # where no element lies on or below the diagonal, M is zero
-            if i0 + key.tile_i > j0:
-                for n in cutlass.range(tidx, key.tile_i * key.head_tile, threads, unroll=1):
-                    h, row = n // key.tile_i, n % key.tile_i
-                    cute.copy(pair, gsums[None, i0 + row, h0 + h], sRow[None, h, row, half])
-                for n in cutlass.range(tidx, key.tile_j * key.head_tile, threads, unroll=1):
-                    h, column = n // key.tile_j, n % key.tile_j
-                    cute.copy(pair, gsums[None, j0 + column, h0 + h], sColumn[None, h, column, half])
+        head = l0 // key.chunk_size
+        for n in cutlass.range(tidx, key.chunk_size * self.l_heads, threads, unroll=1):
+            h, r = n // key.chunk_size, n % key.chunk_size
+            if head + h < key.num_heads:
+                cute.copy(pair, gsums[None, r, head + h], sL[None, r, h])
+        if causal:
+            for n in cutlass.range(tidx, key.tile_i * key.head_tile, threads, unroll=1):
+                h, row = n // key.tile_i, n % key.tile_i
+                cute.copy(pair, gsums[None, i0 + row, h0 + h], sRow[None, h, row])
+            for n in cutlass.range(tidx, key.tile_j * key.head_tile, threads, unroll=1):
+                h, column = n // key.tile_j, n % key.tile_j
+                cute.copy(pair, gsums[None, j0 + column, h0 + h], sColumn[None, h, column])
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def make_relative(self, sRow: cute.Tensor, sRelative: cute.Tensor):  # (hi | lo, head, row), (head, row)
+    def make_factors(self, sRow: cute.Tensor, sFactor: cute.Tensor):  # (hi | lo, head, row), (head, row)
+        """Decays from the first row to each."""
         key = self.key
         for n in cutlass.range(cute.arch.thread_idx()[0], key.tile_i * key.head_tile, key.threads, unroll=1):
             h, row = n % key.head_tile, n // key.head_tile
-            sRelative[h, row] = (sRow[0, h, row] - sRow[0, h, 0]) + (sRow[1, h, row] - sRow[1, h, 0])
+            sFactor[h, row] = decay(difference(sRow[0, h, row], sRow[1, h, row], sRow[0, h, 0], sRow[1, h, 0]))
 
     @cute.jit
     def write_decays(
@@ -341,37 +322,57 @@ class Segsum:
         mL: cute.Tensor,  # (b, H, c, Q, Q)
         b: Int32,
         c: Int32,
-        task: Int32,
+        l0: Int32,
     ):
         """``l_rows`` rows of L of ``l_heads`` heads."""
         Q, H, rows, threads = self.key.chunk_size, self.key.num_heads, self.l_rows, self.key.threads
-        tidx = cute.arch.thread_idx()[0]
-        # The block writes whole neighbouring rows at once, and every warp does the same work, so that they stay
-        # together: DRAM likes runs of 4 KB that come at one time, and warps that skip what lies above the diagonal
-        # would break them into pieces.
-        row_vectors = Q // VECTOR
-        step = threads // row_vectors
-        v, first = tidx % row_vectors, tidx // row_vectors
+        lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        # A warp covers 64 columns and walks over the rows, four at a time: above the diagonal it writes zeros, on it
+        # takes differences, and below it products of two decays: to the row from its last column, and to that from
+        # each. Each is a loop without branches. A thread keeps 8 columns.
+        lanes = 64 // VECTOR
+        warp_rows, warp_cols = 32 // lanes, Q // 64
+        step = threads // 32 // warp_cols * warp_rows
+        block = warp % warp_cols * 64
+        v = block // VECTOR + lane % lanes
         j = v * VECTOR
-        h0, i0 = self.rows_of_L(task)
-        values = cute.make_rmem_tensor(VECTOR, Float32)
+        warp_first = warp // warp_cols * warp_rows
+        first = warp_first + lane // lanes
+        i0 = l0 % Q
+        # passes whose rows all lie above the block, and passes before all of them lie below it
+        passes = rows // step
+        zeros = cutlass.min(cutlass.max(block - warp_rows - i0 - warp_first + step, 0) // step, passes)
+        mixed = cutlass.min(cutlass.max(block + 63 - i0 - warp_first + step - 1, 0) // step, passes)
+        values, tJ = cute.make_rmem_tensor(VECTOR, Float32), cute.make_rmem_tensor(VECTOR, Float32)
         pairs = cute.make_rmem_tensor((2, VECTOR), Float32)
         for head in cutlass.range(self.l_heads, unroll=1):
-            h = h0 + head
+            h = l0 // Q + head
             if h < H:
                 offset = ((Int64(b) * H + h) * mL.shape[2] + c) * (Q * Q) + i0 * Q
                 gL = cute.make_tensor(
-                    mL.iterator + cute.assume(offset, divby=Q), cute.make_layout((VECTOR, row_vectors, rows))
+                    mL.iterator + cute.assume(offset, divby=Q), cute.make_layout((VECTOR, Q // VECTOR, rows))
                 )
                 sums = sL[None, None, head]  # (hi | lo, Q)
+                values.fill(0.0)
+                for p in cutlass.range(zeros, unroll=4):
+                    self.write(values, gL[None, v, first + p * step])
                 cute.autovec_copy(cute.flat_divide(sums, (2, VECTOR))[None, None, 0, v], pairs)
-                for p in cutlass.range(rows // step, unroll=2):
-                    row = first + p * step
-                    hi, lo = sums[0, i0 + row], sums[1, i0 + row]
+                for p in cutlass.range(zeros, mixed, unroll=1):
+                    i = i0 + first + p * step
+                    hi, lo = sums[0, i], sums[1, i]
                     for k in cutlass.range_constexpr(VECTOR):
-                        value = decay(hi, lo, pairs[0, k], pairs[1, k])
-                        values[k] = select(i0 + row >= j + k, value, Float32(0.0))
-                    self.write(values, gL[None, v, row])
+                        value = decay(difference(hi, lo, pairs[0, k], pairs[1, k]))
+                        values[k] = select(i >= j + k, value, Float32(0.0))
+                    self.write(values, gL[None, v, i - i0])
+                hi_j, lo_j = pairs[0, VECTOR - 1], pairs[1, VECTOR - 1]
+                for k in cutlass.range_constexpr(VECTOR):
+                    tJ[k] = decay(difference(hi_j, lo_j, pairs[0, k], pairs[1, k]))
+                for p in cutlass.range(mixed, passes, unroll=2):
+                    i = i0 + first + p * step
+                    factor = decay(difference(sums[0, i], sums[1, i], hi_j, lo_j))
+                    for k in cutlass.range_constexpr(VECTOR):
+                        values[k] = factor * tJ[k]
+                    self.write(values, gL[None, v, i - i0])
 
     def element_layout(self, width):
         """A row of G or M over the task's columns and heads as (width, vectors), with ``tile_i`` rows: its layout."""
@@ -431,7 +432,7 @@ class Segsum:
         self,
         sG: cute.Tensor,  # (i, j, group)
         sRow: cute.Tensor,  # (hi | lo, head, row)
-        sRelative: cute.Tensor,  # (head, row)
+        sFactor: cute.Tensor,  # (head, row)
         sColumn: cute.Tensor,  # (hi | lo, head, column)
         mM: cute.Tensor,  # (b, c, Q, Q, H)
         chunk: Int32,
@@ -454,15 +455,15 @@ class Segsum:
             v, first = tidx % vectors + n * key.threads, tidx // vectors
             if (v < vectors) & (first < rows_per_pass):
                 j, h, g = self.elements(v, width)
-                # columns up to row i0 have it between j and i: sums relative to it may be rounded
+                # columns up to row i0: their decay to it, times its decay to the row
                 if j0 + j[width - 1] <= i0:
                     for k in cutlass.range_constexpr(width):
-                        hi, lo = sRow[0, h[k], 0], sRow[1, h[k], 0]
-                        tJ[k] = (sColumn[0, h[k], j[k]] - hi) + (sColumn[1, h[k], j[k]] - lo)
-                    for row in cutlass.range(first, key.tile_i, rows_per_pass, unroll=4):
+                        hi, lo = sColumn[0, h[k], j[k]], sColumn[1, h[k], j[k]]
+                        tJ[k] = decay(difference(sRow[0, h[k], 0], sRow[1, h[k], 0], hi, lo))
+                    for row in cutlass.range(first, key.tile_i, rows_per_pass, unroll=2):
                         for k in cutlass.range_constexpr(width):
                             product[k] = product[0] if k and uniform else sG[row, j[k], g[k]]
-                            value[k] = product[k] * exp2_approx(sRelative[h[k], row] - tJ[k])
+                            value[k] = product[k] * (sFactor[h[k], row] * tJ[k])
                         self.write(value, gM[None, v, row])
                 elif j0 + j[0] < i0 + key.tile_i:
                     for k in cutlass.range_constexpr(width):
@@ -470,7 +471,7 @@ class Segsum:
                     for row in cutlass.range(first, key.tile_i, rows_per_pass, unroll=2):
                         for k in cutlass.range_constexpr(width):
                             product[k] = product[0] if k and uniform else sG[row, j[k], g[k]]
-                            factor = decay(sRow[0, h[k], row], sRow[1, h[k], row], tJ[k], tJ_lo[k])
+                            factor = decay(difference(sRow[0, h[k], row], sRow[1, h[k], row], tJ[k], tJ_lo[k]))
                             value[k] = select(i0 + row >= j0 + j[k], product[k] * factor, Float32(0.0))
                         self.write(value, gM[None, v, row])
                 else:
@@ -550,7 +551,6 @@ def compile_segsum(key: SegsumKernel, arch: str):
         packed(Float32, b, c, H, Q, 2),
         Float32(0.0),
         Float32(0.0),
-        Int32(0),
         make_fake_stream(use_tvm_ffi_env_stream=True),
         options=compile_options(arch),
     )

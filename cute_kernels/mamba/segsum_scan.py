@@ -1,8 +1,12 @@
-"""Discretization and the compensated cumulative sum over one chunk (device code).
+"""Discretization and the cumulative sums of one chunk (device code).
 
 exp(A_cumsum[i] - A_cumsum[j]) from fp32 sums loses every digit once |A_cumsum| is in the thousands, so sums are kept as
 two floats, hi + lo, and their differences are taken part by part. They are kept in units of log2: one ``ex2`` turns a
 difference into an element of L.
+
+Steps below -2048 count as -2048 in these sums, for e^-2048 is 0 already; so an infinite step does not spoil the
+differences that do not contain it. A NaN step counts as +2^21, which no sum of other steps can hide: a difference above
+2^20 is NaN. A_cumsum itself is a second sum, of the steps as they are.
 """
 
 import cutlass
@@ -22,8 +26,9 @@ from cute_kernels.device.math import (
 )
 
 FLT_MAX = 3.4028234663852886e38
-INF = float("inf")
-STEP_FLOOR = -(2.0**119)  # 256 such steps, in units of log2, stay finite
+INF, NAN = float("inf"), float("nan")
+STEP_FLOOR = -2048.0  # 256 of them: -2^19
+NAN_STEP, NAN_SUM = 2.0**21, 2.0**20
 
 
 def decay_rate(A_log):
@@ -32,30 +37,42 @@ def decay_rate(A_log):
     return -select(A_log < INF, min_nan(rate, Float32(FLT_MAX)), rate)
 
 
-def decay_step(dt, rate, dt_min, dt_max):
-    """a = A * clamp(softplus(dt)): one step of the sum. Finite inputs give a finite step."""
-    delta = min_nan(max_nan(softplus(dt), dt_min), dt_max)
+def decay_step(dt, bias, rate, dt_min, dt_max):
+    """a = A * clamp(softplus(dt + bias)): one step of the sum. Finite inputs give a finite step."""
+    if bias is None:
+        delta = softplus(dt)
+    else:
+        x, x_lo = two_sum(dt, bias)
+        delta = softplus(x, _finite_or_zero(x_lo, x))
+    delta = min_nan(max_nan(delta, dt_min), dt_max)
     step = rate * delta
     finite = (delta < INF) & (rate > -INF)
-    return select(finite, max_nan(step, Float32(STEP_FLOOR)), step)
+    return select(finite, max_nan(step, Float32(-FLT_MAX)), step)
 
 
-def decay(hi_i, lo_i, hi_j, lo_j):
-    """exp of the sum over j < s <= i. Rounding can make the exponent positive, which a decay is not; NaN stays."""
-    return exp2_approx(min_nan((hi_i - hi_j) + (lo_i - lo_j), Float32(0.0)))
+def bounded_step(step):
+    """The step as the sums count it."""
+    return select(step <= 0.0, cute.arch.fmax(step, Float32(STEP_FLOOR)), Float32(NAN_STEP))
+
+
+def decay(difference):
+    """2^difference, for a difference of sums; rounding can make one positive, which a decay is not."""
+    return select(difference < NAN_SUM, exp2_approx(min_nan(difference, Float32(0.0))), Float32(NAN))
+
+
+def difference(hi_i, lo_i, hi_j, lo_j):
+    """sum_i - sum_j, part by part."""
+    return (hi_i - hi_j) + (lo_i - lo_j)
 
 
 def _finite_or_zero(lo, hi):
-    # infinite sums have a NaN residual, which would spoil the -inf that the exponent must be
+    # the residual of an infinite sum is NaN
     return select(cute.math.abs(hi) <= FLT_MAX, lo, Float32(0.0))
 
 
 @cute.jit
 def warp_scan(step: cute.Tensor, values: cutlass.Constexpr):  # step: (values,) this lane's steps, in order
-    """Inclusive sums over a warp's 32 * ``values`` steps: (total, hi, lo), each (values,).
-
-    ``total`` is the sum rounded to fp32 once; hi + lo is the same sum in units of log2.
-    """
+    """Inclusive sums over a warp's 32 * ``values`` steps as (hi, lo), each (values,): hi is the sum rounded to fp32."""
     lane = cute.arch.lane_idx()
     s = cute.make_rmem_tensor(values, Float32)
     e = cute.make_rmem_tensor(values, Float32)
@@ -75,19 +92,21 @@ def warp_scan(step: cute.Tensor, values: cutlass.Constexpr):  # step: (values,) 
     before_s = select(lane > 0, cute.arch.shuffle_sync_up(lane_s, 1), Float32(0.0))
     before_e = select(lane > 0, cute.arch.shuffle_sync_up(lane_e, 1), Float32(0.0))
 
-    total = cute.make_rmem_tensor(values, Float32)
     hi = cute.make_rmem_tensor(values, Float32)
     lo = cute.make_rmem_tensor(values, Float32)
     for k in cutlass.range_constexpr(values):
         sum_s, err = two_sum(before_s, s[k])
         rest = _finite_or_zero((before_e + e[k]) + err, sum_s)
-        total[k] = sum_s + rest
-        rest = _finite_or_zero(rest - (total[k] - sum_s), sum_s)
-        hi[k] = total[k] * LOG2_E
-        low = cute.math.fma(total[k], Float32(LOG2_E), -hi[k])
-        low = cute.math.fma(total[k], Float32(LOG2_E_LO), low) + rest * LOG2_E
-        lo[k] = _finite_or_zero(low, hi[k])
-    return total, hi, lo
+        hi[k] = sum_s + rest
+        lo[k] = _finite_or_zero(rest - (hi[k] - sum_s), hi[k])
+    return hi, lo
+
+
+def to_log2(hi, lo):
+    """A pair in units of log2, for finite hi."""
+    scaled = hi * LOG2_E
+    low = cute.math.fma(hi, Float32(LOG2_E), -scaled)
+    return scaled, cute.math.fma(hi, Float32(LOG2_E_LO), low) + lo * LOG2_E
 
 
 def sums_layout(chunk_size, heads):
@@ -133,13 +152,13 @@ def scan_heads(
             if r < Q:
                 dt[p] = gdt[r, h].to(Float32)
         rate = decay_rate(gA_log[h].to(Float32))
-        bias = Float32(0.0)
+        bias = None
         if cutlass.const_expr(gbias is not None):
             bias = gbias[h].to(Float32)
         for p in cutlass.range_constexpr(passes):
             r = first + p * rows_per_pass
             if r < Q:
-                work[0, r, h] = decay_step(dt[p] + bias, rate, dt_min, dt_max)
+                work[0, r, h] = decay_step(dt[p], bias, rate, dt_min, dt_max)
     cute.arch.sync_threads()
 
     V, warps = Q // 32, threads // 32
@@ -148,14 +167,18 @@ def scan_heads(
         if h < heads:
             steps = cute.make_rmem_tensor(V, Float32)
             cute.autovec_copy(_of_lane(work, h, V, lane)[0, None], steps)
-            total, hi, lo = warp_scan(steps, V)
-            end_hi = cute.arch.shuffle_sync(hi[V - 1], 31)
-            end_lo = cute.arch.shuffle_sync(lo[V - 1], 31)
+            total, _ = warp_scan(steps, V)
+            for k in cutlass.range_constexpr(V):
+                steps[k] = bounded_step(steps[k])
+            hi, lo = warp_scan(steps, V)
             pairs = cute.make_rmem_tensor((2, V), Float32)
+            for k in cutlass.range_constexpr(V):
+                pairs[0, k], pairs[1, k] = to_log2(hi[k], lo[k])
+            end_hi = cute.arch.shuffle_sync(pairs[0, V - 1], 31)
+            end_lo = cute.arch.shuffle_sync(pairs[1, V - 1], 31)
             states = cute.make_rmem_tensor(V, Float32)
             for k in cutlass.range_constexpr(V):
-                pairs[0, k], pairs[1, k] = hi[k], lo[k]
-                states[k] = decay(end_hi, end_lo, hi[k], lo[k])
+                states[k] = decay(difference(end_hi, end_lo, pairs[0, k], pairs[1, k]))
             cute.autovec_copy(pairs, _of_lane(sums, h, V, lane))
             cute.autovec_copy(total, cute.flat_divide(gA_cumsum[None, h], (V,))[None, lane])
             cute.autovec_copy(states, cute.flat_divide(gstates[None, h], (V,))[None, lane])
