@@ -167,7 +167,7 @@ struct Machine {
     Allocation *allocations;
     int32_t n_allocations;
     /* options */
-    int32_t strict, schedule, sm100, guard_bits, approximate, fence_notes;
+    int32_t strict, schedule, sm100, guard_bits, mma_group, mma_nearest, approximate, reserved;
     uint64_t seed, step_limit;
     /* results */
     uint64_t *executed;          /* per warp index and instruction: fragments executed */
