@@ -326,7 +326,13 @@ class Hankel:
 
 
 class Transpose:
-    """y = 2 x^T of an fp32 matrix by tiles of 32 x 32: TMA in and out; the tensor maps cut the edges."""
+    """y = 2 x^T of an fp32 matrix by tiles of 32 x 32: TMA in and out; the tensor maps cut the edges.
+
+    With `tf32` the tensors are typed TFloat32 and nothing is doubled: the tensor map rounds.
+    """
+
+    def __init__(self, dtype=F32):
+        self.dtype = dtype
 
     @cute.jit
     def __call__(self, x: cute.Tensor, y: cute.Tensor, stream: cuda.CUstream):
@@ -337,8 +343,8 @@ class Transpose:
         @cute.struct
         class Storage:
             mbar: cute.struct.MemRange[cutlass.Int64, 2]
-            sX: cute.struct.Align[cute.struct.MemRange[F32, 1024], 128]
-            sY: cute.struct.Align[cute.struct.MemRange[F32, 1024], 128]
+            sX: cute.struct.Align[cute.struct.MemRange[self.dtype, 1024], 128]
+            sY: cute.struct.Align[cute.struct.MemRange[self.dtype, 1024], 128]
 
         self.Storage = Storage
         rows, columns = cute.size(x, mode=[0]), cute.size(x, mode=[1])
@@ -370,7 +376,8 @@ class Transpose:
         cute.arch.mbarrier_wait(mbar, 0)
         for v in cutlass.range_constexpr(8):
             i = tidx + v * 128
-            sY[i % 32, i // 32] = sX[i // 32, i % 32] * 2.0
+            x = sX[i // 32, i % 32]
+            sY[i % 32, i // 32] = x * 2.0 if cutlass.const_expr(self.dtype is F32) else x
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_threads()
         if warp_idx == 0:
@@ -469,11 +476,11 @@ def _fake(dtype, *shape, column_major=False):
 
 @functools.cache
 def compiled(name: str, arch: str, *shape) -> Compiled:
-    """A kernel by name; "gemm" and "ring" take m, n, the number of k tiles; then type and operand majors."""
+    """A kernel by name; gemms take m, n, the number of k tiles, type and operand majors; gemm32 has an fp32 output."""
     if name == "elementwise":
         n = cute.sym_int32()
         kernel, fakes = Elementwise(), [_fake(F32, n), _fake(F32, n)]
-    elif name in ("gemm", "ring"):
+    elif name in ("gemm", "gemm32", "ring"):
         m, n, tiles, kind, majors = (*shape, *("BFloat16", "KK")[len(shape) - 3 :])
         ring, dtype = name == "ring", getattr(cutlass, kind)
         k = 1024 // dtype.width
@@ -482,15 +489,17 @@ def compiled(name: str, arch: str, *shape) -> Compiled:
         kernel = Gemm(e, tiles, ring)
         a = _fake(dtype, rows, k * tiles, column_major=majors[0] == "M")
         b = _fake(dtype, n, k * tiles, column_major=majors[1] == "M")
-        fakes = [a, b, _fake(F32 if dtype is cutlass.TFloat32 else dtype, rows, n)]
+        exact = name == "gemm32" or dtype is cutlass.TFloat32
+        fakes = [a, b, _fake(F32 if exact else dtype, rows, n)]
     elif name == "hankel":
         kernel, fakes = (
             Hankel(engine(arch, (64, 16, 64), BF16, 1, 128)),
             [_fake(BF16, 256), _fake(BF16, 16, 64), _fake(F32, 64, 16)],
         )
-    elif name == "transpose":
+    elif name in ("transpose", "transpose_tf32"):
         rows, columns = cute.sym_int(divisibility=4), cute.sym_int(divisibility=4)
-        kernel, fakes = Transpose(), [_fake(F32, rows, columns), _fake(F32, columns, rows)]
+        dtype = F32 if name == "transpose" else cutlass.TFloat32
+        kernel, fakes = Transpose(dtype), [_fake(dtype, rows, columns), _fake(dtype, columns, rows)]
     elif name == "multicast":
         kernel, fakes = Multicast(), [_fake(F32, 64, 32), _fake(F32, 2, 64, 32)]
     else:

@@ -22,7 +22,7 @@ def case(name: str, *shape: int):
         x = torch.randn(1000, generator=g)
         d = x.double()
         return [x], torch.where(x > 0.5, d.exp(), (x * 100).double().sin() + d.exp().log1p()), torch.float32
-    if name in ("gemm", "ring"):
+    if name in ("gemm", "gemm32", "ring"):
         m, n, tiles, kind, majors = (*shape, *("BFloat16", "KK")[len(shape) - 3 :])
         dtype = {"BFloat16": torch.bfloat16, "Float16": torch.float16, "TFloat32": torch.float32}[kind]
         k = (32 if kind == "TFloat32" else 64) * tiles
@@ -31,13 +31,16 @@ def case(name: str, *shape: int):
         out = exact[0].double() @ exact[1].double().T
         out[torch.arange(n)[None] > (torch.arange(2 * m) % m)[:, None]] = 0
         a, b = (x.T.contiguous().T if major == "M" else x for x, major in zip((a, b), majors, strict=True))
-        return [a, b], out, dtype
+        return [a, b], out, torch.float32 if name == "gemm32" else dtype
     if name == "hankel":
         h, w = torch.randn(256, generator=g).bfloat16(), torch.randn(16, 64, generator=g).bfloat16()
         return [h, w], torch.stack([h[i : i + 64] for i in range(64)]).double() @ w.double().T, torch.float32
     if name == "transpose":
         x = torch.randn(44, 72, generator=g)
         return [x], 2 * x.T.double(), torch.float32
+    if name == "transpose_tf32":
+        x = torch.randn(44, 72, generator=g)
+        return [x], round_tf32(x).T.double(), torch.float32
     if name == "multicast":
         x = torch.randn(64, 32, generator=g)
         return [x], x.double().expand(2, 64, 32), torch.float32
@@ -45,10 +48,11 @@ def case(name: str, *shape: int):
     return [x], x.flip(0).double(), torch.int32
 
 
-def run(name: str, arch: str, *shape: int, ptx: str | None = None, check: bool = True, **options):
-    """(output, expected, reports); `ptx` replaces the compiled PTX."""
+def run(name: str, arch: str, *shape: int, ptx: str | None = None, check: bool = True, inputs=None, **options):
+    """(output, expected, reports); `ptx` replaces the compiled PTX, `inputs` the case's own."""
     made = compiled(name, arch, *shape)
-    inputs, expected, dtype = case(name, *shape)
+    own, expected, dtype = case(name, *shape)
+    inputs = own if inputs is None else inputs
     out = torch.empty(expected.shape, dtype=dtype)
     out.untyped_storage().fill_(0xFF)
     args = [*inputs, out]

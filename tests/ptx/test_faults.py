@@ -194,6 +194,24 @@ FAULTS = [
     Fault(
         "bulk store never committed", TRANSPOSE, "sm_90a", r"cp\.async\.bulk\.commit_group;", "", "left behind", r"ret;"
     ),
+    Fault(
+        "copy never waited for",
+        TRANSPOSE,
+        "sm_90a",
+        r"mbarrier\.try_wait\.parity\.shared\.b64 P1, \[%r\d+\], 0, \d+;",
+        "setp.eq.b32 P1, 0, 0;",
+        "left behind",
+        r"cp\.async\.bulk\.tensor\.2d\.shared",
+    ),
+    Fault(
+        "CTA leaves while its peer may still write",
+        ("cluster",),
+        "sm_90a",
+        r"mbarrier\.try_wait\.parity\.shared\.b64 P1, \[%r\d+\], 0, \d+;",
+        "ret;",
+        "exited CTA",
+        r"st\.async",
+    ),
     # tensor memory
     Fault(
         "tensor memory freed twice",

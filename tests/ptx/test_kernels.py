@@ -59,7 +59,7 @@ def test_operand_written_by_threads_and_read_through_an_aliased_descriptor(arch)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("name", ["transpose", "multicast", "cluster"])
+@pytest.mark.parametrize("name", ["transpose", "transpose_tf32", "multicast", "cluster"])
 def test_copies_are_exact(arch, name):
     out, expected, _ = run(name, arch)
     assert torch.equal(out.double(), expected)

@@ -92,6 +92,8 @@ typedef struct {
     int32_t pending, live, init_pc;
     int64_t tx;
     uint32_t init_agent, init_clock;
+    uint32_t copy_phase;              /* the last phase that a copy completes in, and where the copy was issued; 0: none */
+    int32_t copy_pc;
     Clock arriving, completed;
 } Mbarrier;
 
@@ -167,7 +169,7 @@ struct Machine {
     Allocation *allocations;
     int32_t n_allocations;
     /* options */
-    int32_t strict, schedule, sm100, guard_bits, approximate, fence_notes;
+    int32_t strict, schedule, sm100, guard_bits, mma_group, mma_nearest, approximate, reserved;
     uint64_t seed, step_limit;
     /* results */
     uint64_t *executed;          /* per warp index and instruction: fragments executed */
@@ -251,6 +253,10 @@ Mbarrier *mbarrier_at(Machine *m, Warp *w, uint32_t address, Cta **owner);
 void mbarrier_arrive(Machine *m, Mbarrier *b, Cta *owner, uint32_t count);
 void mbarrier_transaction(Machine *m, Mbarrier *b, Cta *owner, int64_t bytes);   /* positive: expected; negative: completed */
 uint32_t mbarrier_agent(const Mbarrier *b, const Cta *owner);
+void mbarrier_check_end(Machine *m, Cta *c);
+
+/* tensor_memory.c */
+void tmem_check_end(Machine *m, Cta *c);
 
 /* tensor_core.c */
 typedef enum { BF16, FP16, TF32, E4M3, E5M2 } element_t;
@@ -265,6 +271,7 @@ int count_of(element_t type);
 
 /* barrier.c */
 void barrier_recheck(Machine *m, Cta *c);            /* after a warp's exit */
+
 
 /* scheduler.c */
 int run(Machine *m);

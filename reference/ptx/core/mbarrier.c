@@ -39,10 +39,24 @@ void mbarrier_arrive(Machine *m, Mbarrier *b, Cta *owner, uint32_t count) {
 
 void mbarrier_transaction(Machine *m, Mbarrier *b, Cta *owner, int64_t bytes) {
     b->tx += bytes;
+    if (bytes < 0) b->copy_phase = b->phase + 1, b->copy_pc = pc_of(m->running);
     if (b->tx > (1 << 20) - 1 || b->tx < -((1 << 20) - 1))
         fault(m, "mbarrier", 0, "transaction count %lld of the mbarrier at shared address %u is out of range", (long long)b->tx, b->address);
     m->progress++;
     complete_if_due(m, b, owner);
+}
+
+/* A copy that nobody waited for may land after the CTA's end, in shared memory that is another's by then. */
+void mbarrier_check_end(Machine *m, Cta *c) {
+    for (int i = 0; i < c->n_mbarriers; i++) {
+        Mbarrier *b = &c->mbarriers[i];
+        int seen = !b->copy_phase;
+        for (int r = 0; r < m->n_ctas && !seen; r++)
+            for (int k = 0; k < m->ctas[r].n_warps; k++) seen |= m->ctas[r].warps[k].clock.done[mbarrier_agent(b, c)] >= b->copy_phase;
+        if (!seen)
+            finding(m, "left behind", b->copy_pc, 0, "CTA %u ends and no warp has waited for the last copy on the mbarrier at shared address %u (phase %u)",
+                    c->index, b->address, b->copy_phase);
+    }
 }
 
 OP(mbarrier_init) {              /* address (3), count */
@@ -58,7 +72,8 @@ OP(mbarrier_init) {              /* address (3), count */
         if (c->n_mbarriers == MAX_MBARRIERS) fault(m, "not implemented", 1u << l, "more than %d mbarriers in a CTA", MAX_MBARRIERS);
         c->mbarrier_at[offset / 8] = (uint8_t)(c->n_mbarriers + 1);
         Mbarrier *b = &c->mbarriers[c->n_mbarriers++];
-        *b = (Mbarrier){offset, count, 0, (int32_t)count, 1, pc_of(w), 0, agent(w, AGENT_WARP), w->clock.done[agent(w, AGENT_WARP)], clock_new(m), clock_new(m)};
+        *b = (Mbarrier){offset, count, 0, (int32_t)count, 1, pc_of(w), 0, agent(w, AGENT_WARP),
+                         w->clock.done[agent(w, AGENT_WARP)], 0, -1, clock_new(m), clock_new(m)};
         touch_shared(m, w, c, offset, 8, own_access(w, WRITE));
         memset(p, 0, 8);
     }

@@ -12,8 +12,12 @@ uint8_t *shared_at(Machine *m, Warp *w, uint32_t address, uint32_t bytes, Cta **
         fault(m, "out of bounds", 0, "shared address 0x%08x names CTA rank %u of a cluster of %d", address, rank, m->n_ctas);
     if (offset < SHARED_BASE || offset + bytes > end)
         fault(m, "out of bounds", 0, "%u bytes at shared address %u; the CTA has %u to %u", bytes, offset, SHARED_BASE, end);
-    (void)w;
     *owner = &m->ctas[rank];
+    if (*owner != w->cta) {
+        int live = 0;
+        for (int i = 0; i < (*owner)->n_warps; i++) live |= (*owner)->warps[i].live != 0;
+        if (!live) fault(m, "exited CTA", 0, "%u bytes at shared address %u of CTA rank %u, which has ended", bytes, offset, rank);
+    }
     return (*owner)->shared + offset;
 }
 

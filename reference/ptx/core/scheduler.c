@@ -262,8 +262,6 @@ static void run_cluster(Machine *m) {
     }
 }
 
-extern void tmem_check_end(Machine *m, Cta *c);
-
 uint64_t machine_bytes(void) { return sizeof(Machine); }
 
 int run(Machine *m) {
@@ -281,7 +279,10 @@ int run(Machine *m) {
                 if (!setjmp(m->stop)) {
                     run_cluster(m);
                     m->running = NULL;
-                    for (uint32_t r = 0; r < size; r++) tmem_check_end(m, &m->ctas[r]);
+                    for (uint32_t r = 0; r < size && m->strict; r++) {
+                        tmem_check_end(m, &m->ctas[r]);
+                        mbarrier_check_end(m, &m->ctas[r]);
+                    }
                 }
                 for (uint32_t r = 0; r < size; r++) end_cta(&m->ctas[r]);
                 clock_free(m->cluster_barrier.arriving), clock_free(m->cluster_barrier.completed);

@@ -71,47 +71,49 @@ void load_matrix(Machine *m, Warp *w, Cta *cta, const MatrixDescriptor *d, int k
 }
 
 /* ---- arithmetic ---- */
-/* d = c + a . b as a tensor core adds: the exact products and the accumulator are aligned to the largest of them, cut `guard_bits` below
-   the last bit of an fp32 at that exponent, added exactly, and the sum is cut to fp32 (towards zero). One call is one such addition of
-   k products for n outputs; b holds k values an output, b_stride apart. */
-void accumulate(Machine *m, const float *a, const float *b, const float *c, float *d, int n, int k, int b_stride) {
-    for (int j = 0; j < n; j++, b += b_stride) {
-        double product[32], largest = fabs((double)c[j]), sum;
-        int odd = !isfinite(c[j]);
-        for (int i = 0; i < k; i++) {
-            product[i] = (double)a[i] * b[i];
-            double p = fabs(product[i]);
-            largest = p > largest ? p : largest;
-            odd |= !(p <= 1.7e308);
-        }
-        if (odd || largest == 0) {                    /* infinities and NaN, or nothing but zeros */
-            sum = c[j];
-            for (int i = 0; i < k; i++) sum += product[i];
-            uint32_t nan = 0x7fffffff;
-            d[j] = (float)sum;
-            if (sum != sum) memcpy(&d[j], &nan, 4);
-            continue;
-        }
-        uint64_t bits;
-        memcpy(&bits, &largest, 8);
-        int e = (int)(bits >> 52) - 1023;
-        if (e < -126) e = -126;
-        /* adding and subtracting 1.5 * 2^(52 + unit) would round; cutting needs the integer part */
-        int shift = 23 + m->guard_bits - e;
-        uint64_t up = (uint64_t)(1023 + shift) << 52, down = (uint64_t)(1023 - shift) << 52;
-        double scale, unscale;
-        memcpy(&scale, &up, 8), memcpy(&unscale, &down, 8);
-        int64_t total = (int64_t)((double)c[j] * scale);
-        for (int i = 0; i < k; i++) total += (int64_t)(product[i] * scale);
-        /* cut to 24 bits */
-        uint64_t magnitude = total < 0 ? (uint64_t)-total : (uint64_t)total;
-        if (magnitude >> 24) {
-            int extra = 64 - __builtin_clzll(magnitude) - 24;
-            magnitude = magnitude >> extra << extra;
-        }
-        sum = (double)magnitude * unscale;
+/* c + a . b as a tensor core adds: the exact products and the accumulator are aligned to the largest of them, cut `guard_bits` below
+   the last bit of an fp32 at that exponent, added exactly, and the sum is cut (or rounded) to fp32. */
+static float add_products(const Machine *m, const float *a, const float *b, float c, int k) {
+    double product[32], largest = fabs((double)c);
+    int odd = !isfinite(c);
+    for (int i = 0; i < k; i++) {
+        product[i] = (double)a[i] * b[i];
+        double p = fabs(product[i]);
+        largest = p > largest ? p : largest;
+        odd |= !(p <= 1.7e308);
+    }
+    if (odd || largest == 0) {                          /* infinities and NaN, or nothing but zeros */
+        double sum = c;
+        for (int i = 0; i < k; i++) sum += product[i];
         float f = (float)sum;
-        d[j] = total < 0 ? -f : f;
+        uint32_t nan = 0x7fffffff;
+        if (f != f) memcpy(&f, &nan, 4);
+        return f;
+    }
+    uint64_t bits;
+    memcpy(&bits, &largest, 8);
+    int e = (int)(bits >> 52) - 1023, shift = 23 + m->guard_bits - (e < -126 ? -126 : e);
+    uint64_t up = (uint64_t)(1023 + shift) << 52, down = (uint64_t)(1023 - shift) << 52;
+    double scale, unscale;
+    memcpy(&scale, &up, 8), memcpy(&unscale, &down, 8);
+    int64_t total = (int64_t)((double)c * scale);       /* the conversion cuts */
+    for (int i = 0; i < k; i++) total += (int64_t)(product[i] * scale);
+    uint64_t magnitude = total < 0 ? (uint64_t)-total : (uint64_t)total;
+    if (magnitude >> 24 && !m->mma_nearest) {           /* cut to 24 bits */
+        int extra = 64 - __builtin_clzll(magnitude) - 24;
+        magnitude = magnitude >> extra << extra;
+    }
+    float f = (float)((double)magnitude * unscale);
+    return total < 0 ? -f : f;
+}
+
+/* n outputs; b holds k values an output, b_stride apart. */
+void accumulate(Machine *m, const float *a, const float *b, const float *c, float *d, int n, int k, int b_stride) {
+    int group = m->mma_group > 0 && m->mma_group < k ? m->mma_group : k;
+    for (int j = 0; j < n; j++, b += b_stride) {
+        float sum = c[j];
+        for (int i = 0; i < k; i += group) sum = add_products(m, a + i, b + i, sum, group);
+        d[j] = sum;
     }
 }
 

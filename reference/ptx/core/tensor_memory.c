@@ -24,9 +24,7 @@ OP(tmem_alloc) {                 /* where to write the address (3), columns, CTA
     if (columns < 32 || columns > 512 || columns & (columns - 1)) fault(m, "tensor memory", on, "tcgen05.alloc of %u columns: not a power of two from 32 to 512", columns);
     Cta *c = w->cta;
     if (c->tmem_relinquished) fault(m, "tensor memory", on, "tcgen05.alloc after tcgen05.relinquish_alloc_permit");
-    Cta *peer = a[4] == 2 ? &m->ctas[c->rank ^ 1] : NULL;
     if (a[4] == 2 && m->n_ctas < 2) fault(m, "tensor memory", on, "cta_group::2 in a cluster of one CTA");
-    if (peer && c->rank & 1 && 0) return NEXT;
     int first = allocate(c, (int)columns / 32);
     if (first < 0) {
         waiting(w, "%u free columns of tensor memory", columns);
@@ -66,7 +64,7 @@ OP(tmem_dealloc) {               /* address, columns, CTAs */
 OP(tmem_relinquish) { (void)m, (void)a, (void)on; w->cta->tmem_relinquished = 1; return NEXT; }
 
 void tmem_check_end(Machine *m, Cta *c) {
-    if (!m->sm100 || !m->strict) return;
+    if (!m->sm100) return;
     for (int i = 0; i < TMEM_COLUMNS / 32; i++)
         if (c->tmem_owner[i]) {
             finding(m, "tensor memory", c->tmem_alloc_pc[c->tmem_owner[i] & 31], 0, "CTA %u ends with tensor memory allocated (column %d)", c->index, i * 32);
