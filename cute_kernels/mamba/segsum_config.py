@@ -33,7 +33,9 @@ class SegsumConfig:
         groups = max(d for d in range(1, MAX_GROUPS_IN_TASK + 1) if n_groups % d == 0)
         head_tile = num_heads // n_groups * groups
         blocks = chunk_size // 64 * (chunk_size // 16) * (num_heads // head_tile) * num_chunks
-        tile_i = 8 if blocks < sm_count or head_tile > 64 or groups > 4 else 16
+        small = blocks < sm_count or head_tile > 64 or groups > 4
+        # 8 rows of less than 128 bytes are no whole number of the tensor copy's swizzle atoms
+        tile_i = 8 if small and k_tile(d_state) == 64 else 16
         return cls(tile_i, 64, head_tile, 256)
 
 
