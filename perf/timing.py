@@ -10,24 +10,33 @@ import torch
 FLUSH_BYTES = 256 << 20  # several times the L2 of any supported GPU
 
 
-def cold_time(call: Callable[[], object], device: torch.device, repeats: int = 30) -> float:
-    """Median GPU time of `call` in microseconds, 256 MB written before each.
+def cold_times(
+    calls: dict[str, Callable[[], object]], device: torch.device, repeats: int = 30
+) -> dict[str, list[float]]:
+    """GPU times in microseconds of each call, 256 MB written before each; the calls take turns, `repeats` rounds.
 
-    The write takes longer than the host needs for the call behind it, so the time holds no host work.
+    The write takes longer than the host needs for the call behind it, so the times hold no host work.
     """
     flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.float32, device=device)
-    for _ in range(3):
-        call()
-    pairs = []
+    for call in calls.values():
+        for _ in range(3):
+            call()
+    events = {name: [] for name in calls}
     for _ in range(repeats):
-        flush.fill_(0.0)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        call()
-        end.record()
-        pairs.append((begin, end))
-    torch.cuda.synchronize(device)
-    return 1000 * statistics.median(begin.elapsed_time(end) for begin, end in pairs)
+        for name, call in calls.items():
+            flush.fill_(0.0)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            call()
+            end.record()
+            events[name].append((begin, end))
+        torch.cuda.synchronize(device)
+    return {name: [1000 * begin.elapsed_time(end) for begin, end in pairs] for name, pairs in events.items()}
+
+
+def cold_time(call: Callable[[], object], device: torch.device, repeats: int = 30) -> float:
+    """Median GPU time of one call in microseconds, as `cold_times` takes it."""
+    return statistics.median(cold_times({"call": call}, device, repeats)["call"])
 
 
 def fill_time(num_bytes: int, device: torch.device, repeats: int = 30) -> float:
