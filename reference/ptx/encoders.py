@@ -236,6 +236,13 @@ def atomic(e, opcode, operands, c):
 ATOMICS = ["add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"]
 
 
+def dot(e, opcode, operands, c):
+    d, *sources = operands
+    signs = [int(c[k] == "s32") for k in ("x", "y")]
+    halves, first = int(c["o"] == "dp2a"), 2 * int(c.get("half") == "hi")
+    return "dot", [e.destination(d, 32), *[e.source(s, "b32") for s in sources], halves, first, *signs]
+
+
 def shfl(e, opcode, operands, c):
     first = operands[0]
     d, p = (first.first, first.second) if isinstance(first, Pair) else (first, Register("_"))

@@ -71,6 +71,17 @@ def test_bits():
     same(evaluate("prmt.b32 $d, $0, $1, 0x888B;", U32, V32) >> 8, np.where(U32 & 128, 0xFFFFFF, 0))
 
 
+def test_dot_products_of_bytes():
+    a, b = (x.view(np.uint8).reshape(32, 4).astype(np.uint32) for x in (U32, V32))
+    same(evaluate("dp4a.u32.u32 $d, $0, $1, $2;", U32, V32, SMALL), ((a * b).sum(1) + SMALL).astype(np.uint32))
+    signed = (U32.view(np.int8).reshape(32, 4).astype(np.int32) * b.astype(np.int32)).sum(1) + SMALL.astype(np.int32)
+    same(evaluate("dp4a.s32.u32 $d, $0, $1, $2;", U32, V32, SMALL).view(np.int32), signed)
+    halves = U32.view(np.uint16).reshape(32, 2).astype(np.uint32)
+    same(evaluate("dp2a.hi.u32.u32 $d, $0, $1, 0;", U32, V32), (halves * b[:, 2:]).sum(1).astype(np.uint32))
+    apart = np.where(U32 > V32, U32 - V32, V32 - U32)
+    same(evaluate("sad.u32 $d, $0, $1, $2;", U32, V32, SMALL), apart + SMALL)
+
+
 def test_wide_integers():
     same(
         evaluate("mul.wide.s32 $d, $0, $1;", U32, V32, out=np.int64),
