@@ -470,6 +470,24 @@ static double fma_odd(double x, double y, double z) {
         COMPARE(compare(wide_##kind(x[l]), wide_##kind(y[l]), a[4])); put_comparison(w, a, r, on); return NEXT; }
 HALF(f16)
 HALF(bf16)
+/* Mixed precision (sm_100): 16-bit operands widened, one fp32 operation. a = d, x, y, z, bf16, flags, operation (0 add, 1 sub, 2 fma);
+   add and sub take x (16 bits) and z (fp32), fma x and y (16 bits) and z. */
+OP(mixed) {
+    (void)m;
+    const uint16_t *x_ = operand(w, a[1]), *y_ = operand(w, a[2]);
+    const float *z_ = operand(w, a[3]);
+    float t[WARP];
+    int f = a[5];
+    if (f & ROUNDING) fesetround(modes[f & ROUNDING]);
+    EACH {
+        float x = (float)(a[4] ? wide_bf16(x_[l]) : wide_f16(x_[l])), y = (float)(a[4] ? wide_bf16(y_[l]) : wide_f16(y_[l])), z = z_[l];
+        t[l] = finish(a[6] == 0 ? x + z : a[6] == 1 ? x - z : fmaf(x, y, z), f);
+    }
+    if (f & ROUNDING) fesetround(FE_TONEAREST);
+    PUT(float, a[0], t);
+    return NEXT;
+}
+
 UNARY(neg_half, uint16_t, uint16_t, x ^ 0x8000)
 UNARY(abs_half, uint16_t, uint16_t, x & 0x7fff)
 UNARY(neg_halfx2, uint32_t, uint32_t, x ^ 0x80008000u)
