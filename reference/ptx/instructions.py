@@ -145,6 +145,7 @@ TABLE: list[Row] = [
             ],
         ),
     ),
+    Row(f"<o:add|sub|fma>{_RN}[.sat].f32.<t:f16|bf16>", "mixed", encoders.mixed),
     Row(f"fma{_RN}[.ftz].f32x2", "fma_f32x2", "=b64 b64 b64 b64 / {flags}"),
     Row(f"<o:add|sub|mul>{_RN}.f64", "{o}_f64", "=f64 f64 f64 / {flags}"),
     Row(f"fma{_RN}[.ftz][.sat].f32", "fma_f32", "=f32 f32 f32 f32 / {flags}"),

@@ -211,6 +211,16 @@ def test_packed_arithmetic():
     same(out, a * b)
 
 
+def test_mixed_precision():
+    h, k = (rng.normal(size=32).astype(np.float16) for _ in range(2))
+    x = rng.normal(size=32).astype(np.float32)
+    bits = [v.view(np.uint16) for v in (h, k)]
+    same(evaluate("add.rn.f32.f16 $d, $0, $1;", bits[0], x, out=np.float32), h.astype(np.float32) + x)
+    same(evaluate("sub.f32.f16 $d, $0, $1;", bits[0], x, out=np.float32), h.astype(np.float32) - x)
+    expected = (h.astype(np.float64) * k.astype(np.float64) + x.astype(np.float64)).astype(np.float32)
+    same(evaluate("fma.rn.f32.f16 $d, $0, $1, $2;", *bits, x, out=np.float32), expected)
+
+
 # ---- warps ----
 LANES = np.arange(32, dtype=np.uint32)
 
