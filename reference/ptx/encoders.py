@@ -236,6 +236,21 @@ def atomic(e, opcode, operands, c):
 ATOMICS = ["add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"]
 
 
+def mixed(e, opcode, operands, c):
+    """fp32 arithmetic on 16-bit operands: add and sub with one, fma with two."""
+    x, y = (operands[1], operands[2]) if c["o"] == "fma" else (operands[1], operands[1])
+    halves = [e.source(v, c["t"] if isinstance(v, Immediate) else "b16") for v in (x, y)]
+    extra = [int(c["t"] == "bf16"), arithmetic_flags(opcode), ["add", "sub", "fma"].index(c["o"])]
+    return "mixed", [e.destination(operands[0], 32), *halves, e.source(operands[-1], "f32"), *extra]
+
+
+def dot(e, opcode, operands, c):
+    d, *sources = operands
+    signs = [int(c[k] == "s32") for k in ("x", "y")]
+    halves, first = int(c["o"] == "dp2a"), 2 * int(c.get("half") == "hi")
+    return "dot", [e.destination(d, 32), *[e.source(s, "b32") for s in sources], halves, first, *signs]
+
+
 def shfl(e, opcode, operands, c):
     first = operands[0]
     d, p = (first.first, first.second) if isinstance(first, Pair) else (first, Register("_"))

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from cute_kernels.runtime import backend, cache
@@ -67,6 +68,13 @@ def _built(kernel: Kernel, arch: str) -> tuple[pathlib.Path, str, str]:
     return built.object, built.symbol, built.ptx.read_text()
 
 
+def _aligned_storage(size: int, alignment: int = 512) -> torch.UntypedStorage:
+    """Memory full of 0xFF, aligned as CUDA's allocator does, so that sectors and lines are counted as on a GPU."""
+    raw = np.full(size + alignment, 0xFF, np.uint8)
+    start = -raw.ctypes.data % alignment
+    return torch.frombuffer(raw[start : start + size], dtype=torch.uint8).untyped_storage()
+
+
 class EmptyTensors:
     """Knows which tensors `torch.empty` made, so that a kernel that reads them before it writes them is found."""
 
@@ -74,12 +82,11 @@ class EmptyTensors:
         self._known: dict[int, tuple[weakref.ref, int, tuple]] = {}
 
     def make(self, original: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:
-        import numpy as np
-
         tensor = original(*args, **kwargs)
-        if tensor.device.type == "cpu" and tensor.numel():
-            storage = tensor.untyped_storage()
-            storage.fill_(0xFF)
+        if tensor.device.type == "cpu" and tensor.numel() and not kwargs.get("pin_memory"):
+            storage = _aligned_storage(tensor.untyped_storage().nbytes())
+            with torch.no_grad():
+                tensor.set_(storage, 0, tensor.shape, tensor.stride())
             entry = (storage.data_ptr(), storage.nbytes(), np.zeros(storage.nbytes(), np.uint8))
             self._known[storage.data_ptr()] = (weakref.ref(tensor), tensor._version, entry)
         return tensor

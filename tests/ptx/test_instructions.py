@@ -71,6 +71,17 @@ def test_bits():
     same(evaluate("prmt.b32 $d, $0, $1, 0x888B;", U32, V32) >> 8, np.where(U32 & 128, 0xFFFFFF, 0))
 
 
+def test_dot_products_of_bytes():
+    a, b = (x.view(np.uint8).reshape(32, 4).astype(np.uint32) for x in (U32, V32))
+    same(evaluate("dp4a.u32.u32 $d, $0, $1, $2;", U32, V32, SMALL), ((a * b).sum(1) + SMALL).astype(np.uint32))
+    signed = (U32.view(np.int8).reshape(32, 4).astype(np.int32) * b.astype(np.int32)).sum(1) + SMALL.astype(np.int32)
+    same(evaluate("dp4a.s32.u32 $d, $0, $1, $2;", U32, V32, SMALL).view(np.int32), signed)
+    halves = U32.view(np.uint16).reshape(32, 2).astype(np.uint32)
+    same(evaluate("dp2a.hi.u32.u32 $d, $0, $1, 0;", U32, V32), (halves * b[:, 2:]).sum(1).astype(np.uint32))
+    apart = np.where(U32 > V32, U32 - V32, V32 - U32)
+    same(evaluate("sad.u32 $d, $0, $1, $2;", U32, V32, SMALL), apart + SMALL)
+
+
 def test_wide_integers():
     same(
         evaluate("mul.wide.s32 $d, $0, $1;", U32, V32, out=np.int64),
@@ -198,6 +209,16 @@ def test_packed_arithmetic():
     a, b = rng.normal(size=64).astype(np.float32), rng.normal(size=64).astype(np.float32)
     out = evaluate("mul.rn.f32x2 $d, $0, $1;", a.view(np.uint64), b.view(np.uint64), out=np.uint64).view(np.float32)
     same(out, a * b)
+
+
+def test_mixed_precision():
+    h, k = (rng.normal(size=32).astype(np.float16) for _ in range(2))
+    x = rng.normal(size=32).astype(np.float32)
+    bits = [v.view(np.uint16) for v in (h, k)]
+    same(evaluate("add.rn.f32.f16 $d, $0, $1;", bits[0], x, out=np.float32), h.astype(np.float32) + x)
+    same(evaluate("sub.f32.f16 $d, $0, $1;", bits[0], x, out=np.float32), h.astype(np.float32) - x)
+    expected = (h.astype(np.float64) * k.astype(np.float64) + x.astype(np.float64)).astype(np.float32)
+    same(evaluate("fma.rn.f32.f16 $d, $0, $1, $2;", *bits, x, out=np.float32), expected)
 
 
 # ---- warps ----

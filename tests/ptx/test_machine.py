@@ -72,6 +72,8 @@ def test_operator_runs_through_the_runtime(kernels, arch):
         assert backend.current().arch(x.device) == arch
         y = add(x)
     assert torch.equal(y, x + x)
+    assert y.data_ptr() % 512 == 0
+    assert machine.reports[0].counts["global_store_full_lines"] == 31
     assert machine.reports[0].counts["global_store_bytes"] == 4000
     assert not backend.current().handles(x)
 

@@ -161,6 +161,29 @@ OP(prmt) {                       /* default mode: each nibble of the selector pi
     return NEXT;
 }
 
+/* dp4a and dp2a: d = c + products of the bytes of b with the bytes, or (dp2a) the halves, of a.
+   a = d, x, y, z, halves, first byte of y, x signed, y signed */
+OP(dot) {
+    (void)m;
+    const uint32_t *x = u32(w, a[1]), *y = u32(w, a[2]), *z = u32(w, a[3]);
+    uint32_t t[WARP];
+    EACH {
+        t[l] = z[l];
+        for (int i = 0; i < (a[4] ? 2 : 4); i++) {
+            uint32_t p = a[4] ? x[l] >> 16 * i & 0xffff : x[l] >> 8 * i & 0xff, q = y[l] >> 8 * (a[5] + i) & 0xff;
+            if (a[6]) p = a[4] ? (uint32_t)(int16_t)p : (uint32_t)(int8_t)p;
+            if (a[7]) q = (uint32_t)(int8_t)q;
+            t[l] += p * q;
+        }
+    }
+    PUT(uint32_t, a[0], t);
+    return NEXT;
+}
+
+BINARY(mul24_lo_u32, uint32_t, uint32_t, (x & 0xffffff) * (y & 0xffffff))
+TERNARY(sad_u32, uint32_t, uint32_t, uint32_t, (x > y ? x - y : y - x) + z)
+TERNARY(sad_s32, uint32_t, int32_t, uint32_t, (x > y ? (uint32_t)x - (uint32_t)y : (uint32_t)y - (uint32_t)x) + z)
+
 OP(shf) {                        /* funnel shift: a[4]: 0 left, 1 right; a[5]: 0 clamp, 1 wrap */
     (void)m;
     const uint32_t *lo = u32(w, a[1]), *hi = u32(w, a[2]), *c = u32(w, a[3]);
@@ -447,6 +470,24 @@ static double fma_odd(double x, double y, double z) {
         COMPARE(compare(wide_##kind(x[l]), wide_##kind(y[l]), a[4])); put_comparison(w, a, r, on); return NEXT; }
 HALF(f16)
 HALF(bf16)
+/* Mixed precision (sm_100): 16-bit operands widened, one fp32 operation. a = d, x, y, z, bf16, flags, operation (0 add, 1 sub, 2 fma);
+   add and sub take x (16 bits) and z (fp32), fma x and y (16 bits) and z. */
+OP(mixed) {
+    (void)m;
+    const uint16_t *x_ = operand(w, a[1]), *y_ = operand(w, a[2]);
+    const float *z_ = operand(w, a[3]);
+    float t[WARP];
+    int f = a[5];
+    if (f & ROUNDING) fesetround(modes[f & ROUNDING]);
+    EACH {
+        float x = (float)(a[4] ? wide_bf16(x_[l]) : wide_f16(x_[l])), y = (float)(a[4] ? wide_bf16(y_[l]) : wide_f16(y_[l])), z = z_[l];
+        t[l] = finish(a[6] == 0 ? x + z : a[6] == 1 ? x - z : fmaf(x, y, z), f);
+    }
+    if (f & ROUNDING) fesetround(FE_TONEAREST);
+    PUT(float, a[0], t);
+    return NEXT;
+}
+
 UNARY(neg_half, uint16_t, uint16_t, x ^ 0x8000)
 UNARY(abs_half, uint16_t, uint16_t, x & 0x7fff)
 UNARY(neg_halfx2, uint32_t, uint32_t, x ^ 0x80008000u)
