@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import pathlib
+import shutil
 import subprocess
 import tempfile
 
@@ -37,6 +38,14 @@ def cache_folder() -> pathlib.Path:
     return folder
 
 
+def _compiler() -> str:
+    """$CC, gcc or whatever C compiler there is."""
+    for name in filter(None, (os.environ.get("CC"), "gcc", "cc", "clang")):
+        if shutil.which(name):
+            return name
+    raise FileNotFoundError("the PTX machine needs a C compiler: install gcc, or set CC")
+
+
 def build(sources: list[pathlib.Path], flags: list[str], stem: str, libraries: list[str] = ()) -> pathlib.Path:
     """Compiles and links once per content; safe when several processes start at the same time."""
     digest = hashlib.sha256()
@@ -53,10 +62,10 @@ def build(sources: list[pathlib.Path], flags: list[str], stem: str, libraries: l
         temporary = out.with_suffix(f".{os.getpid()}.tmp")
         inputs = [str(s) for s in sources if s.suffix != ".h"]
         done = subprocess.run(
-            ["gcc", *flags, "-o", str(temporary), *inputs, *libraries], capture_output=True, text=True
+            [_compiler(), *flags, "-o", str(temporary), *inputs, *libraries], capture_output=True, text=True
         )
         if done.returncode:
-            raise RuntimeError(f"gcc failed on {', '.join(s.name for s in sources)}:\n{done.stderr}")
+            raise RuntimeError(f"the C compiler failed on {', '.join(s.name for s in sources)}:\n{done.stderr}")
         os.replace(temporary, out)
     return out
 

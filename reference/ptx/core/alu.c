@@ -440,6 +440,8 @@ static uint16_t narrow_bf16(double x, int mode) {
     memcpy(&b, &f, 4);
     return (uint16_t)(b >> 16);
 }
+uint16_t half_bits(double x, int bf16) { return bf16 ? narrow_bf16(x, 0) : narrow_f16(x, 0); }
+
 /* x*y + z with its last bit made sticky, so that a second rounding cannot go wrong */
 static double fma_odd(double x, double y, double z) {
     double p = x * y, s = p + z;       /* the product of two 16-bit floats is exact */

@@ -260,7 +260,7 @@ void tmem_check_end(Machine *m, Cta *c);
 
 /* tensor_core.c */
 typedef enum { BF16, FP16, TF32, E4M3, E5M2 } element_t;
-typedef struct { uint32_t start, lead, stride, swizzle_bits; int atom32; } MatrixDescriptor;
+typedef struct { uint32_t start, lead, stride, swizzle_bits; } MatrixDescriptor;
 float element_value(element_t type, uint32_t bits);
 int element_size(element_t type);
 uint32_t matrix_offset(const MatrixDescriptor *d, int k_major, int size, int row, int k);
@@ -268,6 +268,9 @@ void accumulate(Machine *m, const float *a, const float *b, const float *c, floa
 void load_matrix(Machine *m, Warp *w, Cta *cta, const MatrixDescriptor *d, int k_major, element_t type, int row0, int rows, int k, float *to, Access access);
 uint32_t swizzle(uint32_t address, uint32_t bits);
 int count_of(element_t type);
+
+/* alu.c */
+uint16_t half_bits(double x, int bf16);              /* to nearest even */
 
 /* barrier.c */
 void barrier_recheck(Machine *m, Cta *c);            /* after a warp's exit */

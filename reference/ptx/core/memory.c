@@ -207,17 +207,6 @@ enum { A_ADD, A_MIN, A_MAX, A_AND, A_OR, A_XOR, A_EXCH, A_CAS, A_INC, A_DEC };
 enum { K_U32, K_S32, K_U64, K_S64, K_F32, K_F16X2, K_BF16X2, K_F64 };
 
 static float half(uint16_t h, int bf16) { return element_value(bf16 ? BF16 : FP16, h); }
-static uint16_t to_half(float x, int bf16) {
-    if (bf16) {
-        uint32_t b;
-        memcpy(&b, &x, 4);
-        return x != x ? 0x7fff : (uint16_t)((b + 0x7fff + (b >> 16 & 1)) >> 16);
-    }
-    _Float16 h = (_Float16)x;
-    uint16_t b;
-    memcpy(&b, &h, 2);
-    return b;
-}
 
 static uint64_t combine(int op, int kind, uint64_t old, uint64_t x, uint64_t y) {
     float f, g;
@@ -237,8 +226,8 @@ static uint64_t combine(int op, int kind, uint64_t old, uint64_t x, uint64_t y) 
         if (kind == K_F64) { p += q; memcpy(&old, &p, 8); return old; }
         if (kind == K_F16X2 || kind == K_BF16X2) {
             int bf = kind == K_BF16X2;
-            return (uint32_t)to_half(half((uint16_t)a, bf) + half((uint16_t)b, bf), bf)
-                   | (uint32_t)to_half(half((uint16_t)(a >> 16), bf) + half((uint16_t)(b >> 16), bf), bf) << 16;
+            return (uint32_t)half_bits(half((uint16_t)a, bf) + half((uint16_t)b, bf), bf)
+                   | (uint32_t)half_bits(half((uint16_t)(a >> 16), bf) + half((uint16_t)(b >> 16), bf), bf) << 16;
         }
         return old + x;
     default: {

@@ -12,7 +12,11 @@ float element_value(element_t type, uint32_t bits) {
     switch (type) {
     case BF16: b = bits << 16; memcpy(&f, &b, 4); return f;
     case TF32: b = bits & 0xffffe000u; memcpy(&f, &b, 4); return f;      /* the low 13 bits are not read */
-    case FP16: { uint16_t h = (uint16_t)bits; _Float16 x; memcpy(&x, &h, 2); return (float)x; }
+    case FP16:
+        e = bits >> 10 & 31, m = bits & 1023;
+        if (!e) f = (float)m * 0x1p-24f;
+        else b = (e == 31 ? 255u : (uint32_t)e + 112) << 23 | (uint32_t)m << 13, memcpy(&f, &b, 4);
+        return bits & 0x8000 ? -f : f;
     case E4M3:
         e = bits >> 3 & 15, m = bits & 7;
         f = e == 15 && m == 7 ? NAN : e ? ldexpf(8 + m, e - 10) : ldexpf(m, -9);
@@ -121,7 +125,7 @@ void accumulate(Machine *m, const float *a, const float *b, const float *c, floa
 static MatrixDescriptor hopper_descriptor(Machine *m, uint64_t v) {
     static const uint32_t swizzles[] = {0, 3, 2, 1};
     if (v >> 49 & 7) fault(m, "not implemented", 0, "a matrix descriptor with a base offset");
-    return (MatrixDescriptor){(uint32_t)(v & 0x3fff) << 4, (uint32_t)(v >> 16 & 0x3fff) << 4, (uint32_t)(v >> 32 & 0x3fff) << 4, swizzles[v >> 62], 0};
+    return (MatrixDescriptor){(uint32_t)(v & 0x3fff) << 4, (uint32_t)(v >> 16 & 0x3fff) << 4, (uint32_t)(v >> 32 & 0x3fff) << 4, swizzles[v >> 62]};
 }
 
 static void use_register(Warp *w, int32_t number, uint32_t tag) {

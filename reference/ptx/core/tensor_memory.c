@@ -156,7 +156,7 @@ static MatrixDescriptor blackwell_descriptor(Machine *m, uint64_t v) {
     if (s < 0) fault(m, "not implemented", 0, "a matrix descriptor of layout type %d", (int)(v >> 61));
     if ((v >> 46 & 3) != 1) fault(m, "descriptor", 0, "a matrix descriptor of version %d; tcgen05 takes version 1", (int)(v >> 46 & 3));
     if (v >> 49 & 15) fault(m, "not implemented", 0, "a matrix descriptor with a base offset or an absolute leading offset");
-    return (MatrixDescriptor){(uint32_t)(v & 0x3fff) << 4, (uint32_t)(v >> 16 & 0x3fff) << 4, (uint32_t)(v >> 32 & 0x3fff) << 4, (uint32_t)s, 0};
+    return (MatrixDescriptor){(uint32_t)(v & 0x3fff) << 4, (uint32_t)(v >> 16 & 0x3fff) << 4, (uint32_t)(v >> 32 & 0x3fff) << 4, (uint32_t)s};
 }
 
 /* Where row i of an m-row accumulator lies: lane, and for two CTAs with m = 128 the columns start over at the second half of n. */
