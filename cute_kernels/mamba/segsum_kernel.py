@@ -30,6 +30,12 @@ from cute_kernels.runtime.kernel import compile_options
 
 VECTOR = 8  # elements of a 16-byte store
 SCAN_THREADS = 256
+BLOCK = 16  # columns whose elements of M go through the same row, whatever the tiles: the last of these columns
+
+
+def aligned_size(layout):
+    """Floats of shared memory for a layout, so that the next one starts at 16 bytes."""
+    return -(-cute.cosize(layout) // 4) * 4
 
 
 class Segsum:
@@ -80,22 +86,19 @@ class Segsum:
         piece = (None, None, 0)
         atom_b, tma_b = cpasync.make_tiled_tma_atom(g2s, gB, cute.slice_(b_layout, piece), (key.tile_j, self.kt))
         atom_c, tma_c = cpasync.make_tiled_tma_atom(g2s, gC, cute.slice_(c_layout, piece), (key.tile_i, self.kt))
-        heads, g_size = key.head_tile, self.group_tile * key.tile_i * (key.tile_j + 4)
-        # the only tile of C is dead once it is multiplied: the product takes its place
+        g_size = self.group_tile * key.tile_i * (key.tile_j + 4)
+        # the only tile of C is dead once it is multiplied: the product takes its place; and the sums that of B's tiles
         self.g_over_c = self.group_tile == 1 and 4 * g_size <= key.tile_i * key.d_state * 2
+        sums_size = sum(aligned_size(layout) for layout in self.sums_layouts())
 
         @cute.struct
         class Storage:
             ab_mbar: cute.struct.MemRange[Int64, engine.stages * 2]
             acc_mbar: cute.struct.MemRange[Int64, 2]
             tmem_ptr: Int32
-            sB: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(b_layout)], 1024]
+            sB: cute.struct.Align[cute.struct.MemRange[self.dtype, max(cute.cosize(b_layout), 2 * sums_size)], 1024]
             sC: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(c_layout)], 1024]
             sG: cute.struct.Align[cute.struct.MemRange[Float32, 0 if self.g_over_c else g_size], 16]
-            sRow: cute.struct.Align[cute.struct.MemRange[Float32, 2 * heads * key.tile_i], 16]
-            sFactor: cute.struct.Align[cute.struct.MemRange[Float32, heads * key.tile_i], 16]
-            sColumn: cute.struct.Align[cute.struct.MemRange[Float32, heads * (2 * key.tile_j + 2)], 16]
-            sL: cute.struct.Align[cute.struct.MemRange[Float32, 2 * key.chunk_size * self.l_heads], 16]
 
         self.Storage = Storage
         chunks = mdt.shape[0] * mdt.shape[1]
@@ -148,6 +151,18 @@ class Segsum:
             work, sums, gA_cumsum, gstates, dt_min, dt_max, heads, SCAN_THREADS,
         )  # fmt: skip
 
+    def sums_layouts(self):
+        """A block's sums in shared memory: of its rows (hi | lo, head, row), decays to them from blocks of columns
+        (head, row, block), sums of its columns (hi | lo, head, column) and of its part of L (hi | lo, Q, head)."""
+        key, heads = self.key, self.key.head_tile
+        pitch = 2 * key.tile_j + 2  # spreads the heads over the banks
+        return (
+            cute.make_layout((2, heads, key.tile_i)),
+            cute.make_layout((heads, key.tile_i, key.tile_j // BLOCK)),
+            cute.make_layout((2, heads, key.tile_j), stride=(1, pitch, 2)),
+            cute.make_layout((2, key.chunk_size, self.l_heads)),
+        )
+
     def workspace(self, msums, chunk):
         """(hi | lo, Q, H) of one chunk."""
         Q, H = self.key.chunk_size, self.key.num_heads
@@ -195,12 +210,11 @@ class Segsum:
         sG = cute.make_tensor(
             g_ptr, cute.make_layout((key.tile_i, key.tile_j, groups), stride=(g_pitch, 1, key.tile_i * g_pitch))
         )
-        sRow = storage.sRow.get_tensor(cute.make_layout((2, heads, key.tile_i)))
-        sFactor = storage.sFactor.get_tensor(cute.make_layout((heads, key.tile_i)))
-        sColumn = storage.sColumn.get_tensor(
-            cute.make_layout((2, heads, key.tile_j), stride=(1, 2 * key.tile_j + 2, 2))
-        )
-        sL = storage.sL.get_tensor(cute.make_layout((2, Q, self.l_heads)))
+        ptr, tensors = cute.recast_ptr(storage.sB.data_ptr(), dtype=Float32), []
+        for layout in self.sums_layouts():
+            tensors.append(cute.make_tensor(ptr, layout))
+            ptr = ptr + aligned_size(layout)
+        sRow, sFactor, sColumn, sL = tensors
 
         ring = engine.ring(storage.ab_mbar.data_ptr())
         engine.begin(storage)
@@ -212,15 +226,13 @@ class Segsum:
         pieces_b = cute.local_tile(tma_b[None, None, None, c, b], (key.tile_j, self.kt), (jt, None, None))
         pieces_c = cute.local_tile(tma_c[None, None, None, c, b], (key.tile_i, self.kt), (it, None, None))
         # (piece, stage and piece), (piece, k, group)
-        tBsB, tBgB = cpasync.tma_partition(
-            atom_b, 0, one, cute.group_modes(sB, 0, 2), cute.group_modes(pieces_b, 0, 2)
-        )
-        tCsC, tCgC = cpasync.tma_partition(
-            atom_c, 0, one, cute.group_modes(sC, 0, 2), cute.group_modes(pieces_c, 0, 2)
-        )
+        tBsB, tBgB = cpasync.tma_partition(atom_b, 0, one, cute.group_modes(sB, 0, 2), cute.group_modes(pieces_b, 0, 2))
+        tCsC, tCgC = cpasync.tma_partition(atom_c, 0, one, cute.group_modes(sC, 0, 2), cute.group_modes(pieces_c, 0, 2))
         if warp == 0:
             for n in cutlass.range_constexpr(engine.stages):
-                self.load_operands(ring, n, atom_b, tBgB[None, None, g0 + n], tBsB, atom_c, tCgC[None, None, g0 + n], tCsC)
+                self.load_operands(
+                    ring, n, atom_b, tBgB[None, None, g0 + n], tBsB, atom_c, tCgC[None, None, g0 + n], tCsC
+                )
 
         if tidx < self.engine.threads:
             for g in cutlass.range_constexpr(groups):
@@ -249,7 +261,7 @@ class Segsum:
         cute.arch.cp_async_wait_group(0)
         cute.arch.sync_threads()
         if causal:
-            self.make_factors(sRow, sFactor)
+            self.make_factors(sRow, sColumn, sFactor)
         self.write_decays(sL, mL, b, c, l0)
         cute.arch.sync_threads()
         self.write_masked(sG, sRow, sFactor, sColumn, mM, chunk, i0, j0, h0)
@@ -308,12 +320,20 @@ class Segsum:
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def make_factors(self, sRow: cute.Tensor, sFactor: cute.Tensor):  # (hi | lo, head, row), (head, row)
-        """Decays from the first row to each."""
+    def make_factors(
+        self,
+        sRow: cute.Tensor,  # (hi | lo, head, row)
+        sColumn: cute.Tensor,  # (hi | lo, head, column)
+        sFactor: cute.Tensor,  # (head, row, block)
+    ):
+        """Decays to each row from the last column of each block (used for rows below it alone)."""
         key = self.key
-        for n in cutlass.range(cute.arch.thread_idx()[0], key.tile_i * key.head_tile, key.threads, unroll=1):
-            h, row = n % key.head_tile, n // key.head_tile
-            sFactor[h, row] = decay(difference(sRow[0, h, row], sRow[1, h, row], sRow[0, h, 0], sRow[1, h, 0]))
+        for n in cutlass.range(cute.arch.thread_idx()[0], cute.size(sFactor), key.threads, unroll=1):
+            h, rest = n % key.head_tile, n // key.head_tile
+            row, block = rest % key.tile_i, rest // key.tile_i
+            end = block * BLOCK + BLOCK - 1
+            sum_i, sum_j = sRow[None, h, row], sColumn[None, h, end]
+            sFactor[h, row, block] = decay(difference(sum_i[0], sum_i[1], sum_j[0], sum_j[1]))
 
     @cute.jit
     def write_decays(
@@ -432,7 +452,7 @@ class Segsum:
         self,
         sG: cute.Tensor,  # (i, j, group)
         sRow: cute.Tensor,  # (hi | lo, head, row)
-        sFactor: cute.Tensor,  # (head, row)
+        sFactor: cute.Tensor,  # (head, row, block)
         sColumn: cute.Tensor,  # (hi | lo, head, column)
         mM: cute.Tensor,  # (b, c, Q, Q, H)
         chunk: Int32,
@@ -455,20 +475,22 @@ class Segsum:
             v, first = tidx % vectors + n * key.threads, tidx // vectors
             if (v < vectors) & (first < rows_per_pass):
                 j, h, g = self.elements(v, width)
-                # columns up to row i0: their decay to it, times its decay to the row
-                if j0 + j[width - 1] <= i0:
+                # the block of columns lies left of the block of rows: decay to its end, times decay from there
+                block, row_block = (j0 + j[0]) // BLOCK, i0 // BLOCK
+                if block < row_block:
+                    q = j[0] // BLOCK
                     for k in cutlass.range_constexpr(width):
-                        hi, lo = sColumn[0, h[k], j[k]], sColumn[1, h[k], j[k]]
-                        tJ[k] = decay(difference(sRow[0, h[k], 0], sRow[1, h[k], 0], hi, lo))
+                        end, column = sColumn[None, h[k], q * BLOCK + BLOCK - 1], sColumn[None, h[k], j[k]]
+                        tJ[k] = decay(difference(end[0], end[1], column[0], column[1]))
                     for row in cutlass.range(first, key.tile_i, rows_per_pass, unroll=2):
                         for k in cutlass.range_constexpr(width):
                             product[k] = product[0] if k and uniform else sG[row, j[k], g[k]]
-                            value[k] = product[k] * (sFactor[h[k], row] * tJ[k])
+                            value[k] = product[k] * (sFactor[h[k], row, q] * tJ[k])
                         self.write(value, gM[None, v, row])
-                elif j0 + j[0] < i0 + key.tile_i:
+                elif block == row_block:
                     for k in cutlass.range_constexpr(width):
                         tJ[k], tJ_lo[k] = sColumn[0, h[k], j[k]], sColumn[1, h[k], j[k]]
-                    for row in cutlass.range(first, key.tile_i, rows_per_pass, unroll=2):
+                    for row in cutlass.range(first, key.tile_i, rows_per_pass, unroll=1):
                         for k in cutlass.range_constexpr(width):
                             product[k] = product[0] if k and uniform else sG[row, j[k], g[k]]
                             factor = decay(difference(sRow[0, h[k], row], sRow[1, h[k], row], tJ[k], tJ_lo[k]))
