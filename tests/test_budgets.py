@@ -7,8 +7,6 @@ from cute_kernels.runtime import arch as arch_
 from cute_kernels.runtime import cache
 from cute_kernels.runtime.inspect import machine_code
 
-pytest.importorskip("cute_kernels.mamba.segsum_config")
-
 SHARED_LIMIT = 232_448  # bytes a block may have on all three
 KERNELS = operators.prebuilt_kernels()
 

@@ -1,11 +1,11 @@
 """The two tensor cores behind one interface: wgmma on Hopper, tcgen05 on Blackwell.
 
-An engine multiplies K-major tiles in shared memory, ``D[m, n] = sum_k A[m, k] B[n, k]`` with fp32 accumulators, and hands
-every accumulator value to a thread together with its coordinates. Shared-memory layouts, TMA atoms and partitions are the
-same on both, so kernels are written once. Kernels use the coordinates and never assume which thread holds what.
+An engine multiplies K-major tiles in shared memory, ``D[m, n] = sum_k A[m, k] B[n, k]`` with fp32 accumulators, and
+hands every accumulator value to a thread together with its coordinates. Shared-memory layouts, TMA atoms and partitions
+are the same on both, so kernels are written once. Kernels use the coordinates and never assume which thread holds what.
 
-A product's operands are all of K, in ``k_tiles`` swizzled pieces that arrive together on one mbarrier. They lie in a ring
-of ``stages``: those of the n-th product in stage n % stages.
+A product's operands are all of K, in ``k_tiles`` swizzled pieces that arrive together on one mbarrier. They lie in a
+ring of ``stages``: those of the n-th product in stage n % stages.
 
 Order of calls in a kernel: ``ring`` and ``begin`` by all threads, a barrier, ``accumulator`` by all; then for each
 product ``multiply`` and ``read`` by the engine's threads alone; a barrier, ``end`` by all.

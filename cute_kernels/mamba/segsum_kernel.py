@@ -3,9 +3,9 @@
 Two kernels, the second launched before the first one ends (programmatic dependent launch):
 
 - ``scan_kernel`` writes A_cumsum, decay_states, and to a workspace the same sums as pairs of floats (``segsum_scan``).
-- ``kernel`` writes L, G and M. Every block owns long contiguous runs of each, which is what DRAM wants: a few rows of G
-  and M over many columns and all heads, and as large a part of L. The product C B^T is taken transposed (j on the tensor
-  core's M side), passed through shared memory, and repeated over the heads. What does not need the sums is done first.
+- ``kernel`` writes L, G and M. Every block owns runs of each: a few rows of G and M over 64 columns and all heads, and
+  as large a part of L. The product C B^T is taken transposed (j on the tensor core's M side), passed through shared
+  memory, and repeated over the heads. What does not need the sums is done first.
 
 An element of L is 2^(sum_i - sum_j). Away from the diagonal it is a product of two decays, over and under a row between
 j and i, so that rows and columns cost an exponential and an element one multiplication; near the diagonal it is not.
@@ -186,7 +186,7 @@ class Segsum:
     ):
         """``tile_i`` x ``tile_j`` of G and M of one chunk for ``head_tile`` heads, and a part of its L."""
         key, engine = self.key, self.engine
-        Q, heads, groups = key.chunk_size, key.head_tile, self.group_tile
+        heads, groups = key.head_tile, self.group_tile
         tidx = cute.arch.thread_idx()[0]
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         bidx = cute.arch.block_idx()[0]
@@ -237,7 +237,7 @@ class Segsum:
         if tidx < self.engine.threads:
             for g in cutlass.range_constexpr(groups):
                 self.engine.multiply(acc, tCrB, tCrC, ring, g)
-                if cutlass.const_expr(g + engine.stages < groups):
+                if cutlass.const_expr(g + engine.stages < groups):  # noqa: SIM102
                     if warp == 0:
                         ahead = g + engine.stages
                         gB, gC = tBgB[None, None, g0 + ahead], tCgC[None, None, g0 + ahead]
@@ -441,7 +441,7 @@ class Segsum:
         for n in cutlass.range_constexpr(-(-vectors // key.threads)):
             v, first = tidx % vectors + n * key.threads, tidx // vectors
             if (v < vectors) & (first < rows_per_pass):
-                j, h, g = self.elements(v, width)
+                j, _, g = self.elements(v, width)
                 for row in cutlass.range(first, key.tile_i, rows_per_pass, unroll=4):
                     for k in cutlass.range_constexpr(width):
                         product[k] = product[0] if k and uniform else sG[row, j[k], g[k]]
@@ -557,7 +557,9 @@ def compile_segsum(key: SegsumKernel, arch: str):
         order = tuple(reversed(range(len(shape))))
         return make_fake_compact_tensor(dt, shape, stride_order=order, assumed_align=16)
 
-    operand = lambda: strided(dtype, (b, c, Q, G, N), divby=VECTOR, inner=1)
+    def operand():
+        return strided(dtype, (b, c, Q, G, N), divby=VECTOR, inner=1)
+
     return cute.compile(
         Segsum(key, arch),
         strided(dtypes[key.dt_dtype], (b, c, Q, H)),

@@ -44,7 +44,6 @@ def runner(request, session_cache, monkeypatch) -> Iterator[Runner]:
     elif request.param == "gpu":
         yield Runner(torch.device("cuda", torch.cuda.current_device()), small=False)
     else:
-        pytest.importorskip("cute_kernels.mamba.segsum_config")
         monkeypatch.setenv(cache.VARIABLE, str(session_cache))
         with ptx_machine(request.param):
             yield Runner(torch.device("cpu"), small=True)
