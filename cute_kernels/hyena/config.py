@@ -1,0 +1,112 @@
+"""Every kernel of the Hyena block as a frozen dataclass: what changes its machine code, and how to compile it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+from cute_kernels.runtime.kernel import Kernel
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """How the operands of the tensor cores are made from fp32."""
+
+    dtype: str  # "float16" or "bfloat16"
+    parts: int  # 1: rounded once; 2: high and low parts, three products
+
+    NAMES: ClassVar[dict[str, tuple[str, int]]] = {
+        "highest": ("float16", 2),
+        "high": ("float16", 1),
+        "medium": ("bfloat16", 1),
+    }
+
+    @classmethod
+    def named(cls, name: str) -> Precision:
+        return cls(*cls.NAMES[name])
+
+
+class HyenaKernel(Kernel):
+    operator: ClassVar[str] = "hyena_block"
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvertWeights(HyenaKernel):
+    """fp32 matrices to tensor-core operands: one scale for each row, `parts` matrices of `dtype`."""
+
+    dtype: str
+    parts: int
+    width: int
+    inner: int
+
+    def compile(self, arch: str) -> Any:
+        from cute_kernels.hyena import weights
+
+        return weights.compile_convert(self, arch)
+
+
+@dataclasses.dataclass(frozen=True)
+class Finish(HyenaKernel):
+    """out_proj, residual, LayerNorm, fc1, GELU, fc2, residual for tiles of 64 tokens.
+
+    A cluster has `multicast` token tiles, which share every load of weights, times `split` blocks for each tile, which
+    divide the hidden width among them.
+    """
+
+    dtype: str
+    parts: int
+    width: int
+    inner: int
+    multicast: int = 1
+    split: int = 1
+    stages: int = 3
+
+    tile: ClassVar[int] = 64
+    consumers: ClassVar[int] = 256  # two warpgroups, each with half of the output columns
+
+    def __post_init__(self) -> None:
+        if self.width not in (128, 256):
+            raise NotImplementedError(f"d_model must be 128 or 256, got {self.width}")
+        if self.split > 1:
+            raise NotImplementedError("a tile's hidden width isn't divided among blocks yet")
+        if self.inner % (self.chunk * self.split):
+            raise NotImplementedError(f"d_inner must be a multiple of {self.chunk * self.split}, got {self.inner}")
+
+    @property
+    def half(self) -> int:
+        """Output columns of one warpgroup, and rows of one half of a stage."""
+        return self.width // 2
+
+    @property
+    def chunk(self) -> int:
+        """Hidden columns between two barriers."""
+        return self.half
+
+    def compile(self, arch: str) -> Any:
+        from cute_kernels.hyena import finish
+
+        return finish.compile_finish(self, arch)
+
+
+@dataclasses.dataclass(frozen=True)
+class Filter(HyenaKernel):
+    """The implicit filter k [D, L], in plain fp32: a block computes `tile` positions, and 1/split of the channels."""
+
+    width: int
+    emb_dim: int
+    layout: str  # "reshape": k[d, t] = h.flat[d L + t]; "transpose": k[d, t] = h[t, d]
+    bias: bool  # filter_bias is added to h
+    stored_z: bool  # positions come from a tensor
+    tile: int = 32
+    split: int = 1
+
+    def __post_init__(self) -> None:
+        if self.tile not in (16, 32, 64):
+            raise ValueError(f"tile must be 16, 32 or 64, got {self.tile}")
+        if self.width % (64 * self.split):
+            raise ValueError(f"split must divide {self.width} into multiples of 64, got {self.split}")
+
+    def compile(self, arch: str) -> Any:
+        from cute_kernels.hyena import filter as filter_
+
+        return filter_.compile_filter(self, arch)

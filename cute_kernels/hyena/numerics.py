@@ -1,0 +1,97 @@
+"""Device arithmetic that the Hyena kernels share: scaling by powers of two, hi/lo splits, GELU, row sums."""
+
+import cutlass
+import cutlass.cute as cute
+
+F32, F64, I32 = cutlass.Float32, cutlass.Float64, cutlass.Int32
+
+LOG2_E = 1.4426950408889634
+GELU_C0, GELU_C1 = 0.7978845608028654, 0.044715  # sqrt(2 / pi), and the cubic term's factor
+
+# pi / 2 in three fp32 parts. On [-pi/4, pi/4], to 4e-9: sin(r) = r + r^3 S(r^2), cos(r) = 1 - r^2 / 2 + r^4 C(r^2).
+HALF_PI = (1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e-15)
+SINE = (-0.16666655242443085, 0.008332155644893646, -0.0001951463200384751)
+COSINE = (0.04166664555668831, -0.0013887309469282627, 2.443241282890085e-05)
+
+# Values are brought into [2^14, 2^15): as far up in fp16's range as is safe, so that the low parts stay normal.
+TARGET_EXPONENT = 14
+
+
+@cute.jit
+def scale_of(amax: F32):
+    """The power of two that brings |x| <= amax below 2^15, and its inverse. 0, tiny, Inf and NaN get a finite one."""
+    # Inf and NaN have the exponent 255: both results stay normal numbers.
+    exponent = cutlass.max((amax.bitcast(I32) >> 23) & 0xFF, 40)
+    scale = ((254 + TARGET_EXPONENT - exponent) << 23).bitcast(F32)
+    inverse = ((exponent - TARGET_EXPONENT) << 23).bitcast(F32)
+    return scale, inverse
+
+
+@cute.jit
+def split(x: cute.Tensor, hi: cute.Tensor, lo: cute.Tensor):
+    """hi = x rounded to the operand type, lo = what is left, rounded again. Register tensors of one layout."""
+    hi.store(x.load().to(hi.element_type))
+    lo.store((x.load() - hi.load().to(F32)).to(lo.element_type))
+
+
+@cute.jit
+def gelu_tanh(x: F32):
+    """x / (1 + exp(-2 z)), z = c0 (x + c1 x^3): the tanh form without its cancellation for negative x."""
+    z = x * (F32(-2.0 * LOG2_E * GELU_C0) + F32(-2.0 * LOG2_E * GELU_C0 * GELU_C1) * (x * x))
+    return x * cute.arch.rcp_approx(F32(1.0) + cute.math.exp2(z, fastmath=True))
+
+
+@cute.jit
+def sum_over(x: F32, lanes: cutlass.Constexpr):
+    """The sum over groups of `lanes` neighbouring lanes, in every lane."""
+    offset = lanes // 2
+    while cutlass.const_expr(offset > 0):
+        x = x + cute.arch.shuffle_sync_bfly(x, offset=offset)
+        offset //= 2
+    return x
+
+
+@cute.jit
+def max_over(x: F32, lanes: cutlass.Constexpr):
+    """The largest over groups of `lanes` neighbouring lanes, in every lane."""
+    offset = lanes // 2
+    while cutlass.const_expr(offset > 0):
+        x = cute.arch.fmax(x, cute.arch.shuffle_sync_bfly(x, offset=offset))
+        offset //= 2
+    return x
+
+
+@cute.jit
+def _sine_of(r: F32, quarters: I32):
+    """sin(r + quarters * pi / 2) for |r| <= pi/4."""
+    square = r * r
+    s, c = F32(SINE[2]), F32(COSINE[2])
+    for i in cutlass.range_constexpr(2):
+        s = s * square + F32(SINE[1 - i])
+        c = c * square + F32(COSINE[1 - i])
+    s = (r * square) * s + r
+    c = (c * square - F32(0.5)) * square + F32(1.0)
+    value = s if quarters & 1 == 0 else c
+    # The sign bit, flipped in the third and fourth quarter.
+    return (value.bitcast(I32) ^ ((quarters & 2) << 30)).bitcast(F32)
+
+
+@cute.jit
+def sine_of_product(a: F32, b: F32):
+    """sin(a b) to 1e-7 of the exact product, reduced by multiples of pi/2; beyond 2^22 or so it is only finite."""
+    x = a * b
+    low = cute.math.fma(a, b, -x)
+    n = cute.math.roundeven(x * F32(1.0 / HALF_PI[0]))
+    r = cute.math.fma(n, F32(-HALF_PI[0]), x)
+    r = cute.math.fma(n, F32(-HALF_PI[1]), r)
+    r = cute.math.fma(n, F32(-HALF_PI[2]), r) + low
+    # Arguments too large to be reduced must not leave the polynomials' range; Inf and NaN end as NaN.
+    r = cutlass.min(cutlass.max(r, F32(-0.7853983)), F32(0.7853983)) + (x - x)
+    return _sine_of(r, n.to(I32))
+
+
+@cute.jit
+def sine_of_turns(turns: F64):
+    """sin(2 pi turns), the turns reduced in double."""
+    n = cute.math.floor(turns * F64(4.0) + F64(0.5))
+    return _sine_of((turns * F64(4.0) - n).to(F32) * F32(HALF_PI[0]), n.to(I32))

@@ -1,0 +1,91 @@
+"""The launches of the block, one function a stage: allocate what it writes, pick the kernel, call it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from cute_kernels.hyena.config import ConvertWeights, Filter, Finish, Precision
+from cute_kernels.runtime import backend
+
+ROW_ALIGN = 8  # tokens: rows of [B, D, L] intermediates are padded to a multiple of it
+
+
+def pitch(length: int) -> int:
+    return (length + ROW_ALIGN - 1) // ROW_ALIGN * ROW_ALIGN
+
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """The matrices of the second half as tensor-core operands, with the scale of each row."""
+
+    out_proj: Tensor  # [parts, D, D]
+    fc1: Tensor  # [parts, M, D]
+    fc2: Tensor  # [parts, D, M]
+    out_proj_scale: Tensor  # [D]
+    fc1_scale: Tensor  # [M]
+    fc2_scale: Tensor  # [D]
+    fc1_norm: Tensor  # [M] L2 norms of the rows
+
+
+def convert_weights(w: Mapping[str, Tensor], precision: Precision) -> Operands:
+    inner, width = w["mlp_fc1_weight"].shape
+    device = w["mlp_fc1_weight"].device
+    kernel = ConvertWeights(precision.dtype, precision.parts, width, inner)
+    operand = {"dtype": getattr(torch, precision.dtype), "device": device}
+    p = precision.parts
+    out = Operands(
+        torch.empty(p, width, width, **operand),
+        torch.empty(p, inner, width, **operand),
+        torch.empty(p, width, inner, **operand),
+        *(torch.empty(n, dtype=torch.float32, device=device) for n in (width, inner, width, inner)),
+    )
+    matrices = (w[name] for name in ("out_proj_weight", "mlp_fc1_weight", "mlp_fc2_weight"))
+    backend.current().function(kernel, device)(*matrices, *vars(out).values())
+    return out
+
+
+def finish(
+    p: Tensor,  # [B, D, Lp] fp32, Lp = pitch(conv_length)
+    x: Tensor,  # [B, L, D] fp32
+    w: Mapping[str, Tensor],
+    operands: Operands,
+    kernel: Finish,
+    conv_length: int,
+    eps: float,
+    out: Tensor | None = None,
+) -> Tensor:
+    length, width = x.shape[1:]
+    out = torch.empty_like(x) if out is None else out
+    o = operands
+    backend.current().function(kernel, x.device)(
+        *(p, x.view(-1, width), o.out_proj, o.fc1, o.fc2, o.out_proj_scale, o.fc1_scale, o.fc2_scale, o.fc1_norm),
+        *(w["out_proj_bias"], w["mlp_fc1_bias"], w["mlp_fc2_bias"], w["norm2_weight"], w["norm2_bias"]),
+        *(out.view(-1, width), length, conv_length, eps),
+    )
+    return out
+
+
+def hyena_filter(
+    w: Mapping[str, Tensor],
+    kernel: Filter,
+    length: int,
+    norm_len: int,
+    exp_mod_shift: float,
+    z: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """k [D, Lp] fp32, Lp = pitch(length); what lies beyond `length` is not written."""
+    first = w["filter_linear1_weight"]
+    if out is None:
+        out = torch.empty(kernel.width, pitch(length), dtype=torch.float32, device=first.device)
+    layers = (w[f"filter_linear{i}_{part}"] for i in (2, 3) for part in ("weight", "bias"))
+    backend.current().function(kernel, first.device)(
+        *(first if z is None else z, first, w["filter_linear1_bias"], w["sin_freq"].view(-1), *layers),
+        *(w["filter_linear_final_weight"], w["filter_bias"], w["exp_mod_deltas"].view(-1)),
+        *(out, length, norm_len, exp_mod_shift),
+    )
+    return out
