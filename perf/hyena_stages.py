@@ -1,0 +1,128 @@
+"""The Hyena block's stages alone, on a GPU: `python -m perf.hyena_stages check` and `... time`.
+
+`check` compares with the float64 oracle, and its error with PyTorch's own in fp32 and TF32; `time` is cold L2, medians.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import typer
+
+from cute_kernels.hyena import stages, torch_path
+from cute_kernels.hyena.config import Filter, Finish, Precision
+from perf.timing import cold_time
+from reference import hyena, hyena_inputs
+
+D, D_INNER, EPS, SHIFT = 256, 1024, 1e-5, 0.05
+RING = {"highest": 3, "high": 5, "medium": 5}  # stages of the weights' ring that fit
+FINISH = [(name, multicast) for name in RING for multicast in (1, 2, 4)]
+FILTERS = [Filter(D, 5, "reshape", True, False, tile, split) for tile in (16, 32, 64) for split in (1, 2, 4)]
+
+app = typer.Typer()
+
+
+def finish_kernel(precision: str, multicast: int) -> Finish:
+    p = Precision.named(precision)
+    return Finish(p.dtype, p.parts, D, D_INNER, multicast=multicast, stages=RING[precision])
+
+
+def errors(got: torch.Tensor, want: np.ndarray) -> tuple[float, float]:
+    """Relative L2 error and largest error."""
+    difference = got.double().cpu().numpy() - want
+    return float(np.linalg.norm(difference) / np.linalg.norm(want)), float(np.abs(difference).max())
+
+
+def on_gpu(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array).cuda() for name, array in arrays.items()}
+
+
+def torch_finish(p: torch.Tensor, w: dict[str, torch.Tensor], tf32: bool) -> torch.Tensor:  # p [B, D, L]
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    r = F.linear(p.transpose(1, 2), w["out_proj_weight"], w["out_proj_bias"]) + w["hidden_states"]
+    n2 = F.layer_norm(r, (D,), w["norm2_weight"], w["norm2_bias"], EPS)
+    h = F.gelu(F.linear(n2, w["mlp_fc1_weight"], w["mlp_fc1_bias"]), approximate="tanh")
+    return F.linear(h, w["mlp_fc2_weight"], w["mlp_fc2_bias"]) + r
+
+
+def check_finish(kind: str, batch: int, length: int) -> None:
+    inputs = hyena_inputs.SETS[kind](batch, length)
+    want, w = hyena.block(inputs), on_gpu(inputs)
+    p = torch.zeros(batch, D, stages.pitch(length), device="cuda")
+    p[:, :, :length] = torch.from_numpy(want["p"].astype(np.float32)).cuda()
+    base = {tf32: errors(torch_finish(p[:, :, :length], w, tf32), want["out"]) for tf32 in (False, True)}
+    for precision, multicast in FINISH:
+        operands = stages.convert_weights(w, Precision.named(precision))
+        outs = []
+        for _ in range(2):
+            out = torch.full((batch, length, D), float("nan"), device="cuda")
+            kernel = finish_kernel(precision, multicast)
+            stages.finish(p, w["hidden_states"], w, operands, kernel, length, EPS, out)
+            outs.append(out)
+        l2, largest = errors(outs[0], want["out"])
+        base_l2, base_largest = base[precision != "highest"]
+        print(
+            f"finish {kind} {batch}x{length} {precision} multicast {multicast}: L2 {l2:.2e} max {largest:.2e}, "
+            f"of PyTorch's {l2 / base_l2:.2f} {largest / base_largest:.2f}, same bits twice {torch.equal(*outs)}"
+        )
+
+
+def check_filter(kind: str, length: int) -> None:
+    inputs = hyena_inputs.SETS[kind](1, length)
+    w = on_gpu(inputs)
+    options = {"filter_layout": "reshape", "bias_in_filter": True}
+    want = hyena.hyena_filter(inputs, length, SHIFT, **options)["k"]
+    base = errors(torch_path.hyena_filter(w, length, SHIFT, **options), want)
+    for kernel in FILTERS:
+        k = torch.full((D, stages.pitch(length)), float("nan"), device="cuda")
+        got = stages.hyena_filter(w, kernel, length, length, SHIFT, None, k)[:, :length]
+        l2, largest = errors(got, want)
+        print(
+            f"filter {kind} L {length} tile {kernel.tile} split {kernel.split}: L2 {l2:.2e} max {largest:.2e}, "
+            f"PyTorch {base[0]:.2e} {base[1]:.2e}"
+        )
+
+
+@app.command()
+def check() -> None:
+    """Errors against float64, beside PyTorch's."""
+    for kind in ("official", "stress"):
+        for batch, length in ((1, 131), (4, 541), (2, 1024), (3, 70)):
+            check_finish(kind, batch, length)
+        for length in (1, 131, 541, 1024, 4096):
+            check_filter(kind, length)
+
+
+@app.command(name="time")
+def times() -> None:
+    """Microseconds of each stage by precision, multicast, tile and split."""
+    device = torch.device("cuda")
+    w = on_gpu(hyena_inputs.official(1, 8))
+    for precision in RING:
+        convert = Precision.named(precision)
+        us = cold_time(lambda convert=convert: stages.convert_weights(w, convert), device)
+        print(f"weights {precision}: {us:.1f} us")
+    for batch, length in ((1, 131), (1, 256), (1, 1024), (1, 2048), (1, 4096), (2, 4096)):
+        w = on_gpu(hyena_inputs.official(batch, length))
+        p = torch.randn(batch, D, stages.pitch(length), device=device)
+        out = torch.empty(batch, length, D, device=device)
+        for precision, multicast in FINISH:
+            operands, kernel = (
+                stages.convert_weights(w, Precision.named(precision)),
+                finish_kernel(precision, multicast),
+            )
+            arguments = (p, w["hidden_states"], w, operands, kernel, length, EPS, out)
+            us = cold_time(lambda arguments=arguments: stages.finish(*arguments), device)
+            print(f"finish {batch}x{length} {precision} multicast {multicast}: {us:.1f} us")
+    for length in (131, 256, 512, 1024, 2048, 4096):
+        w = on_gpu(hyena_inputs.official(1, length))
+        k = torch.empty(D, stages.pitch(length), device=device)
+        for kernel in FILTERS:
+            arguments = (w, kernel, length, length, SHIFT, None, k)
+            us = cold_time(lambda arguments=arguments: stages.hyena_filter(*arguments), device)
+            print(f"filter L {length} tile {kernel.tile} split {kernel.split}: {us:.1f} us")
+
+
+if __name__ == "__main__":
+    app()
