@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 
 from cute_kernels.runtime.kernel import Kernel
 
-CHUNK_SIZES = (64, 128, 256)
-MAX_D_STATE = 256
 MAX_GROUPS_IN_TASK = 8
 
 

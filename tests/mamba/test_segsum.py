@@ -11,6 +11,7 @@ from cute_kernels.mamba import segsum
 from cute_kernels.mamba.segsum_torch import segsum_torch
 from cute_kernels.runtime import backend
 from reference import compare, inputs
+from tests.stand_in import StandIn
 
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
 SHAPE = {"batch": 2, "chunks": 3, "chunk_size": 64, "heads": 4, "groups": 2, "d_state": 16}
@@ -23,19 +24,6 @@ def make(**shape) -> inputs.SegsumInputs:
 
 def arguments(**changes) -> dict:
     return {**make()._asdict(), **changes}
-
-
-class StandIn(backend.Backend):
-    """Says that kernels run on CPU tensors of an H200."""
-
-    def handles(self, tensor):
-        return True
-
-    def arch(self, device):
-        return "sm_90a"
-
-    def sm_count(self, device):
-        return 132
 
 
 @pytest.fixture

@@ -2,13 +2,14 @@
 
 import pytest
 
-from cute_kernels.mamba.segsum_config import CHUNK_SIZES, MAX_GROUPS_IN_TASK, SegsumConfig, k_tile
+from cute_kernels.mamba.segsum import CHUNK_SIZES, D_STATES
+from cute_kernels.mamba.segsum_config import MAX_GROUPS_IN_TASK, SegsumConfig, k_tile
 
 SHAPES = [(1, 1), (3, 1), (16, 1), (16, 4), (65, 5), (65, 65), (128, 8), (96, 12), (48, 1), (64, 64)]
 
 
 @pytest.mark.parametrize("num_chunks", [1, 8, 10_000])
-@pytest.mark.parametrize("d_state", range(16, 257, 16))
+@pytest.mark.parametrize("d_state", D_STATES)
 @pytest.mark.parametrize(("num_heads", "n_groups"), SHAPES)
 @pytest.mark.parametrize("chunk_size", CHUNK_SIZES)
 def test_tiles_cover_the_chunk(chunk_size, num_heads, n_groups, d_state, num_chunks):
