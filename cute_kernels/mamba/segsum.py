@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
+from cute_kernels import checks
+from cute_kernels.checks import PLAIN, PLAIN_OR_NONE, dtype_name
 from cute_kernels.mamba.segsum_torch import segsum_torch
 from cute_kernels.runtime import backend
 from cute_kernels.runtime.kernel import Kernel
@@ -46,6 +47,10 @@ class SegsumOutputs(NamedTuple):
     M: Tensor  # [b, c, Q, Q, H]
     A_cumsum: Tensor  # [b, H, c, Q] fp32
     decay_states: Tensor  # [b, H, c, Q] fp32
+
+
+_OUT_NAMES = tuple(f"out.{name}" for name in SegsumOutputs._fields)
+_INPUT_NAMES = ("dt", "A_log", "B", "C", "dt_bias")
 
 
 def mamba_segsum(
@@ -89,17 +94,17 @@ def mamba_segsum(
     if torch.compiler.is_compiling():
         return _through_dispatcher(dt, A_log, B, C, dt_bias, dt_limit, g_layout, out)
     if (
-        type(dt) not in _PLAIN
-        or type(A_log) not in _PLAIN
-        or type(B) not in _PLAIN
-        or type(C) not in _PLAIN
-        or type(dt_bias) not in _PLAIN_OR_NONE
+        type(dt) not in PLAIN
+        or type(A_log) not in PLAIN
+        or type(B) not in PLAIN
+        or type(C) not in PLAIN
+        or type(dt_bias) not in PLAIN_OR_NONE
     ):
         dt, A_log, B, C = (_as_tensor(*x) for x in (("dt", dt), ("A_log", A_log), ("B", B), ("C", C)))
         dt_bias = None if dt_bias is None else _as_tensor("dt_bias", dt_bias)
-        if not {type(x) for x in (dt, A_log, B, C, dt_bias)} <= _PLAIN_OR_NONE:
+        if not {type(x) for x in (dt, A_log, B, C, dt_bias)} <= PLAIN_OR_NONE:
             return _through_dispatcher(dt, A_log, B, C, dt_bias, dt_limit, g_layout, out)
-    if _is_observed() or (
+    if checks.is_observed() or (
         torch.is_grad_enabled()
         and (
             dt.requires_grad
@@ -115,40 +120,17 @@ def mamba_segsum(
     return run(dt, A_log, B, C, dt_bias, dt_limit, g_layout, out)
 
 
-_PLAIN = frozenset({Tensor, torch.nn.Parameter})
-_PLAIN_OR_NONE = _PLAIN | {type(None)}
-
-
-def _is_observed() -> bool:
-    """Whether somebody beside autograd watches torch's calls: a dispatch mode, functorch, a tracer, forward-mode AD."""
-    return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._get_tracing_state() is not None
-        or forward_ad._current_level >= 0
-    )
-
-
 def _through_dispatcher(dt, A_log, B, C, dt_bias, dt_limit, g_layout, out) -> SegsumOutputs:
-    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
-        _refuse_tangents(dt, A_log, B, C, dt_bias)
+    if not torch.compiler.is_compiling():
+        checks.refuse_tangents(OPERATOR, dt, A_log, B, C, dt_bias)
     dt_min, dt_max = _limits(dt_limit)
     args = (dt, A_log, B, C, dt_bias, dt_min, None if dt_max == INF else dt_max, g_layout)
     if out is None:
         return SegsumOutputs(*torch.ops.cute_kernels.mamba_segsum(*args))
     out = _as_outputs(out)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (dt, A_log, B, C, dt_bias, *out)):
-        raise RuntimeError(
-            "mamba_segsum: out=... does not support automatic differentiation, but one of the arguments requires grad"
-        )
+    checks.refuse_gradients_of_out(OPERATOR, dt, A_log, B, C, dt_bias, *out)
     torch.ops.cute_kernels.mamba_segsum_out(*args, *out)
     return out
-
-
-def _refuse_tangents(*inputs: Tensor | None) -> None:
-    """torch's custom ops drop the tangents of forward-mode differentiation without a word."""
-    if any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in inputs):
-        raise NotImplementedError("mamba_segsum: no forward-mode derivative; supported is the backward")
 
 
 # --- from arguments to a plan ----------------------------------------------------------------------------------------
@@ -265,7 +247,7 @@ def _checked_out(plan: _Plan, out: Sequence[Tensor], *inputs: Tensor | None) -> 
     out = _as_outputs(out)
     check_outputs(out, plan.outputs, plan.device)
     if not plan.empty:
-        _check_memory(out, plan.output_bytes, *inputs)
+        checks.check_memory(OPERATOR, _OUT_NAMES, out, plan.output_bytes, _INPUT_NAMES, inputs)
     return out
 
 
@@ -335,10 +317,6 @@ def _readable(x: Tensor, strides: tuple[int, ...] | None) -> Tensor:
 # --- launch ----------------------------------------------------------------------------------------------------------
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _kernel(problem: SegsumProblem, num_chunks: int, sm_count: int) -> Kernel:
     """The kernel specialisation for one problem and one number of chunks."""
     from cute_kernels.mamba.segsum_config import SegsumConfig, SegsumKernel
@@ -349,10 +327,10 @@ def _kernel(problem: SegsumProblem, num_chunks: int, sm_count: int) -> Kernel:
         num_heads=p.num_heads,
         n_groups=p.n_groups,
         d_state=p.d_state,
-        dtype=_dtype_name(p.dtype),
-        dt_dtype=_dtype_name(p.dt_dtype),
-        A_dtype=_dtype_name(p.A_dtype),
-        bias_dtype="none" if p.bias_dtype is None else _dtype_name(p.bias_dtype),
+        dtype=dtype_name(p.dtype),
+        dt_dtype=dtype_name(p.dt_dtype),
+        A_dtype=dtype_name(p.A_dtype),
+        bias_dtype="none" if p.bias_dtype is None else dtype_name(p.bias_dtype),
         per_group=p.g_layout == "per_group",
         **dataclasses.asdict(
             SegsumConfig.for_shape(p.chunk_size, p.num_heads, p.n_groups, p.d_state, num_chunks, sm_count)
@@ -478,24 +456,11 @@ def _kernels(problem: SegsumProblem, sm_count: int) -> list[Kernel]:
 
 
 def _wrong(name: str, was: object, must: str) -> ValueError:
-    return ValueError(f"mamba_segsum: {name} is {was}, but must be {must}")
-
-
-def _names(dtypes: Sequence[torch.dtype]) -> str:
-    return " or ".join(_dtype_name(d) for d in dtypes)
+    return checks.wrong(OPERATOR, name, was, must)
 
 
 def _as_tensor(name: str, x: Any) -> Tensor:
-    if isinstance(x, Tensor):
-        return x
-    if not hasattr(x, "__dlpack__"):
-        raise TypeError(
-            f"mamba_segsum: {name} is of type {type(x).__qualname__}, but must be a torch.Tensor or a DLPack array"
-        )
-    try:
-        return torch.from_dlpack(x)
-    except Exception as e:
-        raise ValueError(f"mamba_segsum: {name} ({type(x).__qualname__}) can't be read through DLPack: {e}") from e
+    return checks.as_tensor(OPERATOR, name, x)
 
 
 def _as_outputs(out: Sequence[Tensor]) -> SegsumOutputs:
@@ -504,7 +469,7 @@ def _as_outputs(out: Sequence[Tensor]) -> SegsumOutputs:
     if isinstance(out, Tensor) or not isinstance(out, Sequence) or len(out) != len(SegsumOutputs._fields):
         was = f"{len(out)} items" if isinstance(out, Sequence) else type(out).__qualname__
         raise _wrong("out", was, "five tensors (L, G, M, A_cumsum, decay_states)")
-    return SegsumOutputs(*(_as_tensor(f"out.{n}", t) for n, t in zip(SegsumOutputs._fields, out, strict=True)))
+    return SegsumOutputs(*(_as_tensor(n, t) for n, t in zip(_OUT_NAMES, out, strict=True)))
 
 
 def _limits(dt_limit: tuple[float, float]) -> tuple[float, float]:
@@ -539,13 +504,13 @@ def check_inputs(
             raise _wrong(name, f"a {x.layout} tensor", "a strided tensor")
         dtypes = OPERAND_DTYPES if name in ("B", "C") else STEP_DTYPES
         if x.dtype not in dtypes:
-            raise _wrong(name, f"of type {_dtype_name(x.dtype)}", _names(dtypes))
+            raise _wrong(name, f"of type {dtype_name(x.dtype)}", checks.dtype_names(dtypes))
         if x.device != dt.device:
             raise _wrong(name, f"on {x.device}", f"on {dt.device} like dt")
     b, c, q, h = dt.shape
     g, n = B.shape[3:]
     if C.dtype != B.dtype:
-        raise _wrong("C", f"of type {_dtype_name(C.dtype)}", f"{_dtype_name(B.dtype)} like B")
+        raise _wrong("C", f"of type {dtype_name(C.dtype)}", f"{dtype_name(B.dtype)} like B")
     if q < 1 or h < 1:
         raise _wrong("dt", f"of shape {list(dt.shape)}", "[b, c, Q, H] with Q >= 1 and H >= 1")
     for name in ("A_log", "dt_bias"):
@@ -581,56 +546,5 @@ def check_outputs(
     out: SegsumOutputs, wanted: Sequence[tuple[tuple[int, ...], torch.dtype]], device: torch.device
 ) -> None:
     """ValueError where a given output has the wrong shape, type, device or layout. Reads metadata alone."""
-    for k, (x, (shape, dtype)) in enumerate(zip(out, wanted, strict=True)):
-        if x.shape == shape and x.dtype is dtype and x.device == device and x.is_contiguous():
-            continue
-        name = f"out.{SegsumOutputs._fields[k]}"
-        if x.shape != shape:
-            raise _wrong(name, f"of shape {list(x.shape)}", f"{list(shape)}")
-        if x.dtype is not dtype:
-            raise _wrong(name, f"of type {_dtype_name(x.dtype)}", _dtype_name(dtype))
-        if x.device != device:
-            raise _wrong(name, f"on {x.device}", f"on {device} like dt")
-        raise _wrong(name, f"a view with strides {list(x.stride())}", "contiguous")
-
-
-def _check_memory(out: SegsumOutputs, sizes: Sequence[int], *inputs: Tensor | None) -> None:
-    """ValueError where a given output is misaligned, or shares memory with another output or an input."""
-    spans = []  # (first address, address past the end, whether it is written)
-    for x, size in zip(out, sizes, strict=True):
-        start = x.data_ptr()
-        if start & 15:
-            name = SegsumOutputs._fields[[t is x for t in out].index(True)]
-            raise _wrong(f"out.{name}", f"at address {start:#x}", "aligned to 16 bytes")
-        spans.append((start, start + size, True))
-    for x in inputs:
-        if x is not None:
-            start = x.data_ptr()
-            spans.append((start, start + _extent(x), False))
-    spans.sort()
-    written = read = 0  # where the spans so far end
-    for start, end, is_written in spans:
-        if start < written or (is_written and start < read):
-            raise ValueError(_shared_memory(out, inputs))
-        if is_written:
-            written = end
-        elif end > read:
-            read = end
-
-
-def _extent(x: Tensor) -> int:
-    """Bytes from x's first element to the end of its last."""
-    if x.is_contiguous():
-        return x.numel() * x.element_size()
-    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    return (last + 1) * x.element_size()
-
-
-def _shared_memory(out: SegsumOutputs, inputs: Sequence[Tensor | None]) -> str:
-    named = [(f"out.{name}", x) for name, x in zip(SegsumOutputs._fields, out, strict=True)]
-    named += [(n, x) for n, x in zip(("dt", "A_log", "B", "C", "dt_bias"), inputs, strict=True) if x is not None]
-    for k, (name, x) in enumerate(named[:5]):
-        for other, y in named[k + 1 :]:
-            if x.data_ptr() < y.data_ptr() + _extent(y) and y.data_ptr() < x.data_ptr() + _extent(x):
-                return f"mamba_segsum: {name} shares memory with {other}, but must have its own"
-    raise AssertionError("no two spans overlap")
+    for name, x, (shape, dtype) in zip(_OUT_NAMES, out, wanted, strict=True):
+        checks.check_output(OPERATOR, name, x, shape, dtype, device, "dt")

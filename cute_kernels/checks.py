@@ -1,0 +1,134 @@
+"""What every public function asks of its arguments, and the sentences it answers with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
+PLAIN_OR_NONE = PLAIN | {type(None)}
+
+
+def is_observed() -> bool:
+    """Whether somebody beside autograd watches torch's calls: a dispatch mode, functorch, a tracer, forward-mode AD."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+    )
+
+
+def refuse_tangents(operator: str, *inputs: Tensor | None) -> None:
+    """torch's custom ops drop the tangents of forward-mode differentiation without a word."""
+    if forward_ad._current_level >= 0 and any(
+        t is not None and forward_ad.unpack_dual(t).tangent is not None for t in inputs
+    ):
+        raise NotImplementedError(f"{operator}: no forward-mode derivative; supported is the backward")
+
+
+def refuse_gradients_of_out(operator: str, *tensors: Tensor | None) -> None:
+    """A kernel that writes into a given tensor leaves autograd nothing to go back through."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        raise RuntimeError(
+            f"{operator}: out=... does not support automatic differentiation, but one of the arguments requires grad"
+        )
+
+
+def wrong(operator: str, name: str, was: object, must: str) -> ValueError:
+    return ValueError(f"{operator}: {name} is {was}, but must be {must}")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_names(dtypes: Sequence[torch.dtype]) -> str:
+    return " or ".join(dtype_name(d) for d in dtypes)
+
+
+def as_tensor(operator: str, name: str, x: Any) -> Tensor:
+    """x, or what it is through DLPack."""
+    if isinstance(x, Tensor):
+        return x
+    if not hasattr(x, "__dlpack__"):
+        raise TypeError(
+            f"{operator}: {name} is of type {type(x).__qualname__}, but must be a torch.Tensor or a DLPack array"
+        )
+    try:
+        return torch.from_dlpack(x)
+    except Exception as e:
+        raise ValueError(f"{operator}: {name} ({type(x).__qualname__}) can't be read through DLPack: {e}") from e
+
+
+def check_output(
+    operator: str,
+    name: str,
+    x: Tensor,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    like: str,  # the argument whose device it is
+) -> None:
+    """ValueError where a given output has the wrong shape, type, device or layout. Reads metadata alone."""
+    if x.shape == shape and x.dtype is dtype and x.device == device and x.is_contiguous():
+        return
+    if x.shape != shape:
+        raise wrong(operator, name, f"of shape {list(x.shape)}", f"{list(shape)}")
+    if x.dtype is not dtype:
+        raise wrong(operator, name, f"of type {dtype_name(x.dtype)}", dtype_name(dtype))
+    if x.device != device:
+        raise wrong(operator, name, f"on {x.device}", f"on {device} like {like}")
+    raise wrong(operator, name, f"a view with strides {list(x.stride())}", "contiguous")
+
+
+def check_memory(
+    operator: str,
+    names: Sequence[str],  # of the outputs
+    out: Sequence[Tensor],  # contiguous
+    sizes: Sequence[int],  # their bytes
+    input_names: Sequence[str],
+    inputs: Sequence[Tensor | None],
+) -> None:
+    """ValueError where a given output is misaligned, or shares memory with another output or an input."""
+    spans = []  # (first address, address past the end, whether it is written)
+    for name, x, size in zip(names, out, sizes, strict=True):
+        start = x.data_ptr()
+        if start & 15:
+            raise wrong(operator, name, f"at address {start:#x}", "aligned to 16 bytes")
+        spans.append((start, start + size, True))
+    for x in inputs:
+        if x is not None:
+            start = x.data_ptr()
+            spans.append((start, start + extent(x), False))
+    spans.sort()
+    written = read = 0  # where the spans so far end
+    for start, end, is_written in spans:
+        if start < written or (is_written and start < read):
+            raise ValueError(_shared_memory(operator, names, out, input_names, inputs))
+        if is_written:
+            written = end
+        elif end > read:
+            read = end
+
+
+def extent(x: Tensor) -> int:
+    """Bytes from x's first element to the end of its last."""
+    if x.is_contiguous():
+        return x.numel() * x.element_size()
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return (last + 1) * x.element_size()
+
+
+def _shared_memory(operator, names, out, input_names, inputs) -> str:
+    named = list(zip(names, out, strict=True))
+    named += [(n, x) for n, x in zip(input_names, inputs, strict=True) if x is not None]
+    for k, (name, x) in enumerate(named[: len(names)]):
+        for other, y in named[k + 1 :]:
+            if x.data_ptr() < y.data_ptr() + extent(y) and y.data_ptr() < x.data_ptr() + extent(x):
+                return f"{operator}: {name} shares memory with {other}, but must have its own"
+    raise AssertionError("no two spans overlap")
