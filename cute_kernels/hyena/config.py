@@ -46,6 +46,64 @@ class ConvertWeights(HyenaKernel):
 
 
 @dataclasses.dataclass(frozen=True)
+class Project(HyenaKernel):
+    """LayerNorm, in_proj, short convolution and gate: a block has `channels` channels of each part, tiles of tokens."""
+
+    dtype: str
+    parts: int
+    width: int
+    channels: int  # 32 or 64
+    tile: int  # tokens: a multiple of 16
+
+    def __post_init__(self) -> None:
+        if self.width % 64 or not 64 <= self.width <= 256:
+            raise NotImplementedError(f"d_model must be 64, 128, 192 or 256, got {self.width}")
+        if self.channels not in (32, 64):
+            raise ValueError(f"channels must be 32 or 64, got {self.channels}")
+        if self.tile not in (16, 32, 48, 64):
+            raise ValueError(f"tile must be 16, 32, 48 or 64, got {self.tile}")
+
+    @property
+    def slabs(self) -> int:
+        """Blocks that share a run of tokens."""
+        return self.width // self.channels
+
+    @property
+    def warps(self) -> int:
+        """A warpgroup for x0, and one for each 32 channels of x1 and v."""
+        return 4 * (1 + self.channels // 32)
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def passes(self) -> int:
+        """Tokens of a tile that a thread helps to normalise; a warp has two at a time."""
+        return -(-self.tile // (2 * self.warps))
+
+    @property
+    def row_passes(self) -> int:
+        """Rows of in_proj that a thread helps to convert: 6 with 32 channels, 8 with 64."""
+        return 3 * self.channels // (2 * self.warps)
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows whose loads are in flight together."""
+        return self.row_passes if self.channels == 32 else self.row_passes // 2
+
+    @property
+    def buffers(self) -> int:
+        """Tiles in shared memory: two where the product leaves time to make the next tile beside it."""
+        return 2 if self.parts == 1 else 1
+
+    def compile(self, arch: str) -> Any:
+        from cute_kernels.hyena import project
+
+        return project.compile_project(self, arch)
+
+
+@dataclasses.dataclass(frozen=True)
 class Finish(HyenaKernel):
     """out_proj, residual, LayerNorm, fc1, GELU, fc2, residual for tiles of 64 tokens.
 

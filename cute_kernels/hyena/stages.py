@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from cute_kernels.hyena.config import ConvertWeights, Filter, Finish, Precision
+from cute_kernels.hyena.config import ConvertWeights, Filter, Finish, Precision, Project
 from cute_kernels.runtime import backend
 
 ROW_ALIGN = 8  # tokens: rows of [B, D, L] intermediates are padded to a multiple of it
@@ -45,6 +45,27 @@ def convert_weights(w: Mapping[str, Tensor], precision: Precision) -> Operands:
     )
     matrices = (w[name] for name in ("out_proj_weight", "mlp_fc1_weight", "mlp_fc2_weight"))
     backend.current().function(kernel, device)(*matrices, *vars(out).values())
+    return out
+
+
+def project(
+    x: Tensor,  # [B, L, D] fp32
+    w: Mapping[str, Tensor],
+    kernel: Project,
+    conv_length: int,
+    eps: float,
+    run: int,
+    out: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """g = v * x1 and x0, both [B, D, Lp] fp32, Lp = pitch(conv_length); a block computes `run` tiles of tokens."""
+    batch, length, width = x.shape
+    if out is None:
+        both = torch.empty(2, batch, width, pitch(conv_length), dtype=torch.float32, device=x.device)
+        out = both[0], both[1]
+    backend.current().function(kernel, x.device)(
+        *(x.view(-1, width), w["norm1_weight"], w["norm1_bias"], w["in_proj_weight"], w["in_proj_bias"]),
+        *(w["short_conv_weight"].view(-1, 3), w["short_conv_bias"], *out, length, conv_length, run, eps),
+    )
     return out
 
 
