@@ -1,107 +1,125 @@
-"""Times the operators on the official sizes against their floor: `python -m perf.bench OUT.json`.
-
-`mamba_segsum` only writes, so its floor is one fp32 fill of its output bytes, measured beside it: every round times the
-floor and the operator once each, with a cold L2 (256 MB written before each), and the medians are compared.
-"""
+"""`python -m perf bench`: an operator's sizes against their floor and its rivals, in one run."""
 
 from __future__ import annotations
 
-import json
-import platform
-import statistics
-import subprocess
-import time
-from datetime import date
+import enum
 from pathlib import Path
+from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-import cute_kernels
-from cute_kernels.runtime import toolchain
-from perf.demo import OFFICIAL_CASES
-from perf.timing import cold_times
-from reference import inputs
+from perf import cases as cases_
+from perf import compare, plot, results, rivals, tables
+from perf.results import Results, Row
+from perf.statistics import Sample
 
-app = typer.Typer()
-
-
-def machine() -> dict:
-    """What the numbers belong to."""
-    smi = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem", "--format=csv,noheader"]
-    revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return {
-        "date": date.today().isoformat(),
-        "gpu": subprocess.run(smi, capture_output=True, text=True).stdout.strip(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "toolchain": toolchain.versions(),
-        "revision": revision.stdout.strip() or None,
-    }
+console = Console()
+Operator = enum.Enum("Operator", {name: name for name in cases_.OPERATORS}, type=str)
+Set = enum.Enum("Set", {name: name for name in cases_.SETS}, type=str)
+Precision = enum.Enum("Precision", {name: name for name in ("highest", "high", "medium")}, type=str)
+GLayout = enum.Enum("GLayout", {name: name for name in ("per_head", "per_group")}, type=str)
+ROTATION = 3  # input sets that calls take turns on
+TIMING = (
+    "CUDA events around the whole call (an empty pair is in every number, and measured as `empty`), 256 MB written before "
+    "each call, calls interleaved, inputs rotated; medians and quartiles"
+)
 
 
-def host_time(call, repeats: int = 30, calls: int = 20) -> float:
-    """Microseconds of host time of a call, of few enough that the launches never wait for the GPU."""
-    times = []
-    for _ in range(repeats):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(calls):
-            call()
-        times.append((time.perf_counter() - begin) / calls)
-    return 1e6 * statistics.median(times)
+def bench(
+    op: Annotated[Operator, typer.Option(help="The operator.")],
+    set_: Annotated[Set, typer.Option("--set", help="The sizes.")] = Set.official,
+    against: Annotated[str, typer.Option(help=f"Rivals, by comma: {', '.join(rivals.NAMES)}.")] = "",
+    precision: Annotated[Precision, typer.Option(help="Of the Hyena operators and their rivals.")] = Precision.high,
+    g_layout: Annotated[GLayout, typer.Option(help="Of mamba_segsum.")] = GLayout.per_head,
+    only: Annotated[str, typer.Option(help="Sizes by name and comma, in place of the whole set.")] = "",
+    repeats: Annotated[int, typer.Option(min=30, help="Rounds.")] = 40,
+    check: Annotated[bool, typer.Option(help="Also judge every output.")] = True,
+    out: Annotated[Path | None, typer.Option(help="JSON; default: a name in perf/results.")] = None,
+    compare_with: Annotated[Path | None, typer.Option("--compare", help="An earlier run's JSON.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Where git can't tell; also $PERF_REVISION.")] = None,
+) -> None:
+    """Times an operator with a cold L2 against its floor and rivals. Writes JSON and a plot; Ctrl-C keeps what is done."""
+    import torch
+
+    names = [name for name in against.split(",") if name]
+    try:
+        rivals.check(names, op.value)
+        options = operator_options(op.value, precision.value, g_layout.value)
+        chosen = choose(cases_.cases(op.value, set_.value, options), only)
+    except ValueError as e:
+        raise typer.BadParameter(str(e)) from None
+    if not torch.cuda.is_available():
+        raise typer.BadParameter("bench needs an NVIDIA GPU; `python -m perf report` shows stored results without one")
+    device = torch.device("cuda", torch.cuda.current_device())
+    before = Results.load(compare_with) if compare_with else None
+    run = Results(op.value, set_.value, options, results.machine(device, revision), TIMING)
+    out = out or results.default_path(op.value, set_.value, options, run.machine)
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task(op.value, total=len(chosen))
+            for case in chosen:
+                progress.update(task, description=f"{op.value} {case.name}")
+                run.rows.append(measure(case, names, options, repeats, check, device))
+                run.save(out)
+                progress.advance(task)
+    except KeyboardInterrupt:
+        console.print("Stopped; what was measured is kept.")
+    if not run.rows:
+        raise typer.Exit(1)
+    console.print(tables.times(run))
+    if check:
+        console.print(tables.errors(run))
+    console.print(tables.summary(run), highlight=False)
+    console.print(f"Written: {out}, {plot.times(run, out.with_suffix('.png'))}", highlight=False, soft_wrap=True)
+    if before:
+        console.print(compare.table_of(before, run))
 
 
-def segsum_case(batch: int, chunks: int, g_layout: str, repeats: int) -> dict:
-    x = inputs.official(0, "cuda", batch=batch, chunks=chunks, heads=16, groups=1, d_state=256, chunk_size=256)
-    call = lambda: cute_kernels.mamba_segsum(x.dt, x.A_log, x.B, x.C, g_layout=g_layout)  # noqa: E731
-    num_bytes = sum(t.numel() * t.element_size() for t in call())
-    target = torch.empty(num_bytes // 4, dtype=torch.float32, device="cuda")
-    times = cold_times({"fill": lambda: target.fill_(1.0), "operator": call}, x.dt.device, repeats)
-    fill, operator = (statistics.median(times[name]) for name in ("fill", "operator"))
-    return {
-        "batch": batch,
-        "chunks": chunks,
-        "g_layout": g_layout,
-        "bytes": num_bytes,
-        "fill_us": round(fill, 2),
-        "us": round(operator, 2),
-        "spread_us": [round(q, 2) for q in statistics.quantiles(times["operator"], n=4)[::2]],
-        "ratio": round(operator / fill, 3),
-    }
+def operator_options(op: str, precision: str, g_layout: str) -> dict[str, str]:
+    """Those options that the operator has."""
+    if op == "mamba_segsum":
+        return {"g_layout": g_layout}
+    return {} if op == "hyena_filter" else {"precision": precision}
 
 
-@app.command()
-def main(out: Path, repeats: int = 40) -> None:
-    """Writes OUT as JSON and prints a table."""
-    cases = [(b, c, layout) for layout in ("per_head", "per_group") for b, c in OFFICIAL_CASES]
-    rows = [segsum_case(*case, repeats) for case in track(cases, "mamba_segsum", transient=True)]
-    x = inputs.official(0, "cuda", batch=1, chunks=1, heads=16, groups=1, d_state=256, chunk_size=256)
-    summary = {"host_us": round(host_time(lambda: cute_kernels.mamba_segsum(x.dt, x.A_log, x.B, x.C)), 2)}
-    for layout in ("per_head", "per_group"):
-        mine = [row for row in rows if row["g_layout"] == layout]
-        for key in ("fill_us", "us", "ratio"):
-            summary[f"{layout}_geomean_{key}"] = round(statistics.geometric_mean(row[key] for row in mine), 3)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"machine": machine(), "summary": summary, "mamba_segsum": rows}, indent=1) + "\n")
-    table = Table("batch", "chunks", "G", "MB", "fill us", "us", "ratio")
-    for row in rows:
-        table.add_row(
-            str(row["batch"]),
-            str(row["chunks"]),
-            row["g_layout"],
-            f"{row['bytes'] / 1e6:.1f}",
-            f"{row['fill_us']:.1f}",
-            f"{row['us']:.1f}",
-            f"{row['ratio']:.2f}",
-        )
-    console = Console(width=100)
-    console.print(table)
-    console.print(summary)
+def choose(found: list[cases_.Case], only: str) -> list[cases_.Case]:
+    """The cases that `only` names, by comma; all where it is empty. ValueError: no such case."""
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    by_name = {case.name: case for case in found}
+    for name in names:
+        if name not in by_name:
+            raise ValueError(f"only names {name!r}, but must name some of {', '.join(by_name)}")
+    return [by_name[name] for name in names] or found
 
 
-if __name__ == "__main__":
-    app()
+def measure(case: cases_.Case, names: list[str], options: dict, repeats: int, check: bool, device) -> Row:
+    """One case: the operator, its rivals and the fixed costs, interleaved; host times; errors."""
+    import torch
+
+    from perf import calls, errors
+    from perf.timing import cold_times, host_time, rotating
+
+    torch.backends.cuda.matmul.allow_tf32 = options.get("precision", "highest") != "highest"
+    row = Row(case.name, case.sizes, case.read, case.written, case.mma, case.fp32)
+    inputs = [calls.arguments(case, seed, device) for seed in range(ROTATION)]
+    one = torch.empty(1, device=device)
+    measured = {"empty": lambda: None, "launch": lambda: one.fill_(1.0)}
+    for name in names:
+        try:
+            sets = inputs[:1] if name in rivals.FLOORS else inputs
+            measured[name] = rotating([rivals.build(name, case, x, options, device) for x in sets])
+            measured[name]()
+            torch.cuda.synchronize(device)
+        except Exception as e:  # a rival that can't run is a result too
+            measured.pop(name, None)
+            row.failed[name] = f"{type(e).__name__}: {str(e).strip().splitlines()[0][:200] if str(e).strip() else ''}"
+    measured["operator"] = rotating([calls.operator(case, x, options) for x in inputs])
+    row.times = {name: Sample.of(times) for name, times in cold_times(measured, device, repeats).items()}
+    row.host = {name: host_time(call, device) for name, call in measured.items() if name not in ("empty", "launch")}
+    if check:
+        row.errors = errors.errors(case, inputs[0], options, calls.operator(case, inputs[0], options)())
+    return row

@@ -1,0 +1,36 @@
+"""How wrong an operator's output is: beside the bar (mamba_segsum), or beside PyTorch's own error (Hyena)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perf import calls
+from perf.cases import Case
+from reference import compare, inputs
+
+
+def errors(case: Case, x: calls.Arguments, options: dict[str, Any], out: Any) -> dict[str, float]:
+    """mamba_segsum: `bar`, the largest error in units of what is allowed. The others, against float64: `l2` and `max`,
+    the relative L2 error of the worst batch row and the largest error; the same of PyTorch at its present precision
+    settings (`torch_l2`, `torch_max`); and `tolerance`, the largest error in units of the official tolerance."""
+    if case.op == "mamba_segsum":
+        report = compare.compare(inputs.SegsumInputs(**x, g_layout=options["g_layout"]), out)
+        return {"bar": max(r.max_ratio if r.ok else float("inf") for r in report.outputs.values())}
+    truth = calls.formula(case, {name: t.double() for name, t in x.items()}, options)()
+    found = _errors(out, truth)
+    rival = _errors(calls.formula(case, x, options)(), truth)
+    found |= {f"torch_{name}": value for name, value in rival.items()}
+    if case.tolerance:
+        allowed = case.tolerance.absolute + case.tolerance.relative * truth.abs()
+        found["tolerance"] = float(((out.double() - truth).abs() / allowed).max())
+    return found
+
+
+def _errors(out: Tensor, truth: Tensor) -> dict[str, float]:
+    difference = (out.double() - truth).flatten(1) if truth.dim() > 2 else (out.double() - truth).flatten()[None]
+    size = truth.reshape(difference.shape)
+    l2 = torch.linalg.vector_norm(difference, dim=1) / torch.linalg.vector_norm(size, dim=1)
+    return {"l2": float(l2.max()), "max": float(difference.abs().max())}

@@ -1,0 +1,128 @@
+"""`python -m perf ncu`: an operator's kernels under Nsight Compute, as a table and a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from perf import bench, pages, plot, results
+from perf import cases as cases_
+from perf.ncu_csv import METRICS, Profile, profiles
+from perf.tables import table
+
+console = Console()
+SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis", "WarpStateStats", "SchedulerStats")
+SECTIONS += ("LaunchStats", "Occupancy")
+SCHEMA = "perf/ncu/1"
+NOTE = (
+    "Kernels run one at a time, each with a cold L2 and at the clocks as they are; so the durations hold no overlap of "
+    "dependent launches and do not add up to the call's time. Bytes are of the DRAM; what a kernel leaves in the L2 is "
+    "not written yet when it ends."
+)
+
+
+def ncu(
+    op: Annotated[bench.Operator, typer.Option(help="The operator.")],
+    set_: Annotated[bench.Set, typer.Option("--set", help="The sizes.")] = bench.Set.official,
+    precision: Annotated[bench.Precision, typer.Option(help="Of the Hyena operators.")] = bench.Precision.high,
+    g_layout: Annotated[bench.GLayout, typer.Option(help="Of mamba_segsum.")] = bench.GLayout.per_head,
+    only: Annotated[str, typer.Option(help="Sizes by name and comma, in place of the whole set.")] = "",
+    out: Annotated[Path, typer.Option(help="Folder of the report, the JSON and the page.")] = results.FOLDER,
+    revision: Annotated[str | None, typer.Option(help="Where git can't tell; also $PERF_REVISION.")] = None,
+) -> None:
+    """Profiles the kernels of a set's sizes: the stored report, a table of every kernel, and one page with plots."""
+    try:
+        options = bench.operator_options(op.value, precision.value, g_layout.value)
+        chosen = bench.choose(cases_.cases(op.value, set_.value, options), only)
+    except ValueError as e:
+        raise typer.BadParameter(str(e)) from None
+    tool = shutil.which("ncu")
+    if tool is None:
+        raise typer.BadParameter("ncu was not found on the search path: install Nsight Compute")
+    import torch
+
+    machine = results.machine(torch.device("cuda", torch.cuda.current_device()), revision)
+    path = out / ("ncu_" + results.default_path(op.value, set_.value, options, machine).name)
+    out.mkdir(parents=True, exist_ok=True)
+    spec = {"op": op.value, "set": set_.value, "only": only, "options": options}
+    with console.status(f"profiling {len(chosen)} sizes of {op.value}"):
+        raw = profile(tool, path.with_suffix(".ncu-rep"), spec)
+    found = profiles(raw, [case.name for case in chosen])
+    data = {"schema": SCHEMA, "op": op.value, "set": set_.value, "options": options, "machine": machine}
+    data["cases"] = {case.name: {"read": case.read, "written": case.written} for case in chosen}
+    data["kernels"] = [dataclasses.asdict(p) for p in found]
+    path.write_text(json.dumps(data, indent=1) + "\n")
+    console.print(table(f"{op.value} under Nsight Compute", *kernel_rows(found)))
+    console.print(table("DRAM bytes of the call against the least", *byte_rows(data)))
+    page = path.with_suffix(".html")
+    page.write_text(pages.render("ncu.html.j2", **section(data)))
+    console.print(f"Written: {path.with_suffix('.ncu-rep')}, {path}, {page}", highlight=False, soft_wrap=True)
+
+
+def profile(tool: str, report: Path, spec: dict) -> str:
+    """Runs the target under Nsight Compute, stores the report and returns its raw page as CSV. RuntimeError: it failed."""
+    sections = [part for name in SECTIONS for part in ("--section", name)]
+    command = [tool, "--clock-control", "none", "--profile-from-start", "off", *sections]
+    command += ["--metrics", ",".join(METRICS.values()), "--force-overwrite", "--export", str(report)]
+    command += [sys.executable, "-m", "perf.ncu_target", json.dumps(spec)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode or not report.exists():
+        raise RuntimeError(f"ncu ended with {done.returncode}: {(done.stdout + done.stderr).strip()[-2000:]}")
+    command = [tool, "--import", str(report), "--csv", "--page", "raw", "--print-units", "base"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def load(path: Path) -> dict:
+    """ValueError where the file holds something else."""
+    data = json.loads(Path(path).read_text())
+    if data.get("schema") != SCHEMA:
+        raise ValueError(f"{path} holds no results of `perf ncu` ({SCHEMA})")
+    return data
+
+
+def kernel_rows(found: list[Profile]) -> tuple[list[str], list[list[str]]]:
+    header = ["case", "kernel", "us", "DRAM %", "L2 %", "L2 hit %", "tensor %", "issue %", "regs", "shared", "threads"]
+    header += ["blocks", "occupancy %", "of %", "M instr", "stalls, % of a warp's time"]
+    rows = []
+    for p in found:
+        stalls = ", ".join(f"{cause} {100 * share:.0f}" for cause, share in p.worst_stalls(4).items())
+        numbers = (p.us, p.dram_percent, p.l2_percent, p.l2_hit_percent, p.tensor_percent, p.issue_percent)
+        launch = (p.registers, p.shared, p.threads, p.blocks, p.occupancy_percent, p.occupancy_limit_percent)
+        cells = [p.case, p.kernel[:40], *(f"{v:.1f}" for v in numbers), *(f"{v:.0f}" for v in launch)]
+        rows.append([*cells, f"{p.instructions / 1e6:.2f}", stalls])
+    return header, rows
+
+
+def byte_rows(data: dict) -> tuple[list[str], list[list[str]]]:
+    rows = []
+    for name, least in data["cases"].items():
+        mine = [k for k in data["kernels"] if k["case"] == name]
+        read, written = (sum(k[f"dram_{what}"] for k in mine) for what in ("read", "written"))
+        cells = [read / 1e6, least["read"] / 1e6, read / least["read"], written / 1e6, least["written"] / 1e6]
+        rows.append([name, *(f"{v:.2f}" for v in (*cells, written / least["written"]))])
+    return ["case", "read MB", "least MB", "x", "written MB", "least MB", "x"], rows
+
+
+def section(data: dict) -> dict:
+    """What a page shows of one profile."""
+    found = [Profile(**kernel) for kernel in data["kernels"]]
+    title = f"{data['op']}, {data['set']} sizes, {', '.join(f'{k} {v}' for k, v in data['options'].items())}"
+    figures = []
+    for kernel in dict.fromkeys(p.kernel for p in found):
+        mine = [p for p in found if p.kernel == kernel]
+        causes = list(dict.fromkeys(cause for p in mine for cause in p.worst_stalls(5)))
+        parts = {cause: [100 * p.stalls.get(cause, 0.0) for p in mine] for cause in causes}
+        labels = [p.case for p in mine]
+        figures.append(plot.embedded(plot.bars_figure(labels, parts, f"{kernel[:60]}: stalls", "% of a warp's time")))
+        shares = {n: [getattr(p, f"{n}_percent") for p in mine] for n in ("dram", "l2", "issue", "tensor", "occupancy")}
+        figures.append(plot.embedded(plot.lines_figure(labels, shares, f"{kernel[:60]}: use", "% of peak")))
+    tables = [("Kernels", *kernel_rows(found)), ("DRAM bytes of the call against the least", *byte_rows(data))]
+    return {"title": title, "machine": data["machine"], "note": NOTE, "tables": tables, "figures": figures}
