@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from perf import cases as cases_
-from perf import compare, plot, results, rivals, tables
-from perf.results import Results, Row
+from perf import compare, plot, rivals, runs, tables
+from perf.runs import Row, Run
 from perf.statistics import Sample
 
 console = Console()
@@ -22,8 +22,8 @@ Precision = enum.Enum("Precision", {name: name for name in ("highest", "high", "
 GLayout = enum.Enum("GLayout", {name: name for name in ("per_head", "per_group")}, type=str)
 ROTATION = 3  # input sets that calls take turns on
 TIMING = (
-    "CUDA events around the whole call (an empty pair is in every number, and measured as `empty`), 256 MB written before "
-    "each call, calls interleaved, inputs rotated; medians and quartiles"
+    "CUDA events around the whole call (an empty pair is in every number, and measured as `empty`), 256 MB written "
+    "before each call, calls interleaved, inputs rotated; medians and quartiles"
 )
 
 
@@ -40,9 +40,7 @@ def bench(
     compare_with: Annotated[Path | None, typer.Option("--compare", help="An earlier run's JSON.")] = None,
     revision: Annotated[str | None, typer.Option(help="Where git can't tell; also $PERF_REVISION.")] = None,
 ) -> None:
-    """Times an operator with a cold L2 against its floor and rivals. Writes JSON and a plot; Ctrl-C keeps what is done."""
-    import torch
-
+    """Times an operator with a cold L2 against floor and rivals, to JSON and a plot. Ctrl-C keeps what is done."""
     names = [name for name in against.split(",") if name]
     try:
         rivals.check(names, op.value)
@@ -50,12 +48,10 @@ def bench(
         chosen = choose(cases_.cases(op.value, set_.value, options), only)
     except ValueError as e:
         raise typer.BadParameter(str(e)) from None
-    if not torch.cuda.is_available():
-        raise typer.BadParameter("bench needs an NVIDIA GPU; `python -m perf report` shows stored results without one")
-    device = torch.device("cuda", torch.cuda.current_device())
-    before = Results.load(compare_with) if compare_with else None
-    run = Results(op.value, set_.value, options, results.machine(device, revision), TIMING)
-    out = out or results.default_path(op.value, set_.value, options, run.machine)
+    device = gpu()
+    before = Run.load(compare_with) if compare_with else None
+    run = Run(op.value, set_.value, options, runs.machine(device, revision), TIMING)
+    out = out or runs.default_path(op.value, set_.value, options, run.machine)
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
@@ -77,6 +73,15 @@ def bench(
     console.print(f"Written: {out}, {plot.times(run, out.with_suffix('.png'))}", highlight=False, soft_wrap=True)
     if before:
         console.print(compare.table_of(before, run))
+
+
+def gpu():
+    """The current CUDA device. BadParameter where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise typer.BadParameter("this needs an NVIDIA GPU; `python -m perf report` shows stored results without one")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def operator_options(op: str, precision: str, g_layout: str) -> dict[str, str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from perf.results import Results, Row
+from perf.runs import Row, Run
 from perf.statistics import Ratio, Sample, moved
 from perf.tables import table
 
 MARK = {"faster": "[green]faster[/]", "slower": "[red]slower[/]", "same": "same"}
 
 
-def rows(old: Results, new: Results) -> list[tuple[str, str, float, float, str]]:
+def rows(old: Run, new: Run) -> list[tuple[str, str, float, float, str]]:
     """(case, what is compared, before, after, verdict) of every case of both runs.
 
     Machines and days differ, so it is the time as a multiple of the floor that counts where both runs have the floor.
@@ -35,9 +35,12 @@ def _quantities(old: Row, new: Row) -> tuple[str, Ratio | Sample, Ratio | Sample
     return "us", old.times["operator"], new.times["operator"]
 
 
-def table_of(old: Results, new: Results) -> Table:
+def table_of(old: Run, new: Run) -> Table:
     compared = rows(old, new)
-    cells = [[name, what, f"{a:.3f}", f"{b:.3f}", f"{100 * (b / a - 1):+.1f}%", MARK[v]] for name, what, a, b, v in compared]
-    moved_ = sum(verdict != "same" for *_, verdict in compared)
-    title = f"{moved_} of {len(compared)} cases moved beyond the spread since {old.machine['date']} ({old.machine.get('revision')})"
+    cells = [
+        [name, what, f"{a:.3f}", f"{b:.3f}", f"{100 * (b / a - 1):+.1f}%", MARK[v]] for name, what, a, b, v in compared
+    ]
+    beyond = sum(verdict != "same" for *_, verdict in compared)
+    since = f"{old.machine['date']} ({old.machine.get('revision')})"
+    title = f"{beyond} of {len(compared)} cases moved beyond the spread since {since}"
     return table(title, ["case", "", "before", "after", "change", ""], cells)

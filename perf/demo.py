@@ -7,7 +7,6 @@ its machine code is made of.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import statistics
 import sys
@@ -23,15 +22,11 @@ from rich.table import Table
 from cute_kernels import mamba_segsum, operators
 from cute_kernels.runtime import artifacts, backend
 from cute_kernels.runtime.env import env_report
-from cute_kernels.runtime.inspect import machine_code
-from cute_kernels.runtime.kernel import Kernel
+from perf.cases import SEGSUM_OFFICIAL
+from perf.inspection import device_functions, distinction
 from perf.timing import cold_time, fill_time
 from reference import compare, inputs
 
-OFFICIAL_CASES = [  # batch rows, chunks
-    *((1, 1), (1, 2), (1, 3), (2, 2), (4, 1), (1, 8), (4, 2), (4, 3), (16, 1), (4, 5), (2, 16), (16, 2), (32, 1)),
-    *((64, 1), (8, 8), (32, 2)),
-]
 ARCHS = ("sm_90a", "sm_100a")
 
 console = Console()
@@ -62,7 +57,7 @@ def on_gpu(device: torch.device) -> bool:
     table = Table("batch", "chunks", "output MB", "error / bar", "time us", "fill us", "time / fill")
     table.title = "mamba_segsum, official sizes (at most 1 of the bar passes)"
     good, ratios = True, []
-    for batch, chunks in track(OFFICIAL_CASES, "running", console=console):
+    for batch, chunks in track(SEGSUM_OFFICIAL, "running", console=console):
         x = inputs.official(0, device, batch=batch, chunks=chunks)
         out = mamba_segsum(*x)
         report = compare.compare(x, out)
@@ -101,8 +96,7 @@ def without_gpu() -> bool:
     with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=len(kernels) * len(ARCHS))
         for built in artifacts.build_all(kernels, ARCHS, Path(folder), os.cpu_count() or 1):
-            shared = {launch["kernel"]: launch["dynamic_shared"] for launch in built.read_metadata()["launches"]}
-            found[built.symbol, built.arch] = [(code, shared.get(code.name)) for code in machine_code(built.cubin)]
+            found[built.symbol, built.arch] = device_functions(built)
             progress.advance(task)
 
     console.print("\nPrebuilt kernels:")
@@ -115,27 +109,20 @@ def without_gpu() -> bool:
         table.add_column(name, justify="right", no_wrap=True)
     good = True
     for number, kernel in enumerate(kernels, 1):
-        console.print(f"{number:3}  {kernel.operator}: {_distinction(kernel, kernels)}", highlight=False)
+        console.print(f"{number:3}  {kernel.operator}: {distinction(kernel, kernels)}", highlight=False)
         for arch in ARCHS:
-            for code, dynamic in found[kernel.symbol(), arch]:
+            for function in found[kernel.symbol(), arch]:
+                code = function.code
                 clean = code.stack == 0 and code.local_memory == 0
                 good &= clean
-                total = "?" if dynamic is None else code.static_shared + dynamic
-                counts = (code.registers, code.stack, total, code.instructions, code.tma, code.mma, code.local_memory)
+                shared = "?" if function.shared is None else function.shared
+                counts = (code.registers, code.stack, shared, code.instructions, code.tma, code.mma, code.local_memory)
                 table.add_row(str(number), code.name, arch, *map(str, counts), style=None if clean else "red")
         table.add_section()
     console.print(table)
     if not good:
         console.print("[red]A kernel uses its stack or local memory.[/]")
     return good
-
-
-def _distinction(kernel: Kernel, kernels: list[Kernel]) -> str:
-    """The fields that tell a kernel from the others of its type."""
-    others = [other for other in kernels if type(other) is type(kernel)]
-    names = [field.name for field in dataclasses.fields(kernel)]
-    differing = [name for name in names if len({getattr(other, name) for other in others}) > 1]
-    return ", ".join(f"{name}={getattr(kernel, name)}" for name in differing)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def mamba_segsum(
     dt_bias: Tensor | None,  # [H]
     g_layout: str,
 ) -> tuple[Tensor, ...]:
-    """(L, G, M, A_cumsum, decay_states) as the benchmark computes them: everything in fp32, differences of one cumsum."""
+    """(L, G, M, A_cumsum, decay_states) as the benchmark has them: all in fp32, differences of one cumsum."""
     x = dt.float() if dt_bias is None else dt.float() + dt_bias.float()
     a = (-torch.exp(A_log.float()) * F.softplus(x)).permute(0, 3, 1, 2)  # [b, H, c, Q]
     sums = torch.cumsum(a, -1)
@@ -58,7 +58,9 @@ def causal_long_conv(u: Tensor, k: Tensor) -> Tensor:  # [B, D, L], [D, L] -> [B
     return torch.fft.irfft(torch.fft.rfft(u, n) * torch.fft.rfft(k, n), n)[..., : u.shape[-1]]
 
 
-def hyena_block(x: Tensor, w: Mapping[str, Tensor], layer_norm_eps: float = 1e-5, exp_mod_shift: float = 0.05) -> Tensor:
+def hyena_block(
+    x: Tensor, w: Mapping[str, Tensor], layer_norm_eps: float = 1e-5, exp_mod_shift: float = 0.05
+) -> Tensor:
     """The complete block for x [B, L, D], L at most l_max."""
     length, width = x.shape[1:]
     n1 = F.layer_norm(x, (width,), w["norm1_weight"], w["norm1_bias"], layer_norm_eps)

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from perf import bench, pages, plot, results
+from perf import bench, pages, plot, runs
 from perf import cases as cases_
 from perf.ncu_csv import METRICS, Profile, profiles
 from perf.tables import table
@@ -35,7 +35,7 @@ def ncu(
     precision: Annotated[bench.Precision, typer.Option(help="Of the Hyena operators.")] = bench.Precision.high,
     g_layout: Annotated[bench.GLayout, typer.Option(help="Of mamba_segsum.")] = bench.GLayout.per_head,
     only: Annotated[str, typer.Option(help="Sizes by name and comma, in place of the whole set.")] = "",
-    out: Annotated[Path, typer.Option(help="Folder of the report, the JSON and the page.")] = results.FOLDER,
+    out: Annotated[Path, typer.Option(help="Folder of the report, the JSON and the page.")] = runs.FOLDER,
     revision: Annotated[str | None, typer.Option(help="Where git can't tell; also $PERF_REVISION.")] = None,
 ) -> None:
     """Profiles the kernels of a set's sizes: the stored report, a table of every kernel, and one page with plots."""
@@ -47,10 +47,8 @@ def ncu(
     tool = shutil.which("ncu")
     if tool is None:
         raise typer.BadParameter("ncu was not found on the search path: install Nsight Compute")
-    import torch
-
-    machine = results.machine(torch.device("cuda", torch.cuda.current_device()), revision)
-    path = out / ("ncu_" + results.default_path(op.value, set_.value, options, machine).name)
+    machine = runs.machine(bench.gpu(), revision)
+    path = out / ("ncu_" + runs.default_path(op.value, set_.value, options, machine).name)
     out.mkdir(parents=True, exist_ok=True)
     spec = {"op": op.value, "set": set_.value, "only": only, "options": options}
     with console.status(f"profiling {len(chosen)} sizes of {op.value}"):
@@ -68,7 +66,7 @@ def ncu(
 
 
 def profile(tool: str, report: Path, spec: dict) -> str:
-    """Runs the target under Nsight Compute, stores the report and returns its raw page as CSV. RuntimeError: it failed."""
+    """Runs the target under Nsight Compute, stores the report, returns its raw page as CSV. RuntimeError: it failed."""
     sections = [part for name in SECTIONS for part in ("--section", name)]
     command = [tool, "--clock-control", "none", "--profile-from-start", "off", *sections]
     command += ["--metrics", ",".join(METRICS.values()), "--force-overwrite", "--export", str(report)]
@@ -125,4 +123,10 @@ def section(data: dict) -> dict:
         shares = {n: [getattr(p, f"{n}_percent") for p in mine] for n in ("dram", "l2", "issue", "tensor", "occupancy")}
         figures.append(plot.embedded(plot.lines_figure(labels, shares, f"{kernel[:60]}: use", "% of peak")))
     tables = [("Kernels", *kernel_rows(found)), ("DRAM bytes of the call against the least", *byte_rows(data))]
-    return {"title": title, "machine": data["machine"], "note": NOTE, "tables": tables, "figures": figures}
+    return {
+        "title": title,
+        "machine": runs.machine_text(data["machine"]),
+        "note": NOTE,
+        "tables": tables,
+        "figures": figures,
+    }

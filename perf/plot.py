@@ -7,7 +7,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from perf.results import Results
+from perf.runs import Run
 
 STYLE = {
     "operator": {"color": "tab:blue", "marker": "o", "zorder": 3},
@@ -20,14 +20,14 @@ STYLE = {
 }
 
 
-def times(run: Results, path: Path) -> Path:
+def times(run: Run, path: Path) -> Path:
     """Writes the PNG of time against bytes; returns its path."""
     figure = times_figure(run)
     figure.savefig(path, dpi=130)
     return path
 
 
-def times_figure(run: Results) -> Any:
+def times_figure(run: Run) -> Any:
     """Time against the least bytes, both logarithmic: the operator with its spread, rivals, floors."""
     from matplotlib.figure import Figure
 
@@ -50,7 +50,7 @@ def times_figure(run: Results) -> Any:
     return figure
 
 
-def roofline_figure(run: Results, bandwidth: float, peak: float, unit: str) -> Any:
+def roofline_figure(run: Run, bandwidth: float, peak: float, unit: str) -> Any:
     """Operations a second against operations a byte. `bandwidth` in bytes/s, `peak` in operations/s of `unit`, a key of
     the rows ("mma" or "fp32")."""
     from matplotlib.figure import Figure

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from perf import calls, results
+from perf import calls, runs
 from perf.cases import Case
 from perf.timing import Call
 
-FLOORS = results.FLOORS
+FLOORS = runs.FLOORS
 NAMES = (*FLOORS, "torch", "compile", "cufft")
 
 

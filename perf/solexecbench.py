@@ -18,16 +18,15 @@ from rich.console import Console
 console = Console()
 ROOT = Path(__file__).parent.parent
 SOLUTIONS = Path(__file__).parent / "solutions"
-DEFINITIONS = {
+OPERATORS = {  # operator: the benchmark's definition
     "mamba_segsum": "044_mamba_discretization_and_segsum",
-    "hyena_block": "051_seqlen-finetuned-reconstructed_hyena_complete_forward_block",
 }
 PACKAGE, BUNDLED = "cute_kernels", "solution_kernels"  # another name, so that an installed cute_kernels is never used
 REPLACED = {"cute_kernels/runtime/backend.py": SOLUTIONS / "backend.py"}
 
 
 def solexecbench(
-    op: Annotated[str, typer.Option(help=f"{' or '.join(DEFINITIONS)}.")],
+    op: Annotated[str, typer.Option(help=f"{' or '.join(OPERATORS)}.")],
     out: Annotated[Path, typer.Option(help="Folder of solution.json.")],
     author: Annotated[str, typer.Option(help="As the solution names it.")] = "cute-kernels",
 ) -> None:
@@ -44,11 +43,11 @@ def solexecbench(
 
 def solution(op: str, author: str) -> dict[str, Any]:
     """The content of solution.json. ValueError: no such operator."""
-    if op not in DEFINITIONS:
-        raise ValueError(f"op is {op!r}, but must be {' or '.join(map(repr, DEFINITIONS))}")
+    if op not in OPERATORS:
+        raise ValueError(f"op is {op!r}, but must be {' or '.join(map(repr, OPERATORS))}")
     return {
         "name": f"cute_kernels_{op}",
-        "definition": DEFINITIONS[op],
+        "definition": OPERATORS[op],
         "author": author,
         "spec": {
             "languages": ["cute_dsl"],

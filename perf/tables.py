@@ -1,10 +1,10 @@
-"""Results as rows of text, and as tables for a terminal."""
+"""Run as rows of text, and as tables for a terminal."""
 
 from __future__ import annotations
 
 from rich.table import Table
 
-from perf.results import Results
+from perf.runs import Run
 from perf.statistics import geomean
 
 RIVALS = ("fill", "copy", "launch", "torch", "compile", "cufft")
@@ -18,7 +18,7 @@ ERRORS = {
 }
 
 
-def time_rows(run: Results) -> tuple[list[str], list[list[str]]]:
+def time_rows(run: Run) -> tuple[list[str], list[list[str]]]:
     """Header and rows: bytes, times, quotients, host times."""
     rivals = [name for name in RIVALS if any(name in row.times for row in run.rows)]
     compared = [name for name in rivals if name != "launch"]
@@ -35,21 +35,21 @@ def time_rows(run: Results) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
-def error_rows(run: Results) -> tuple[list[str], list[list[str]]]:
+def error_rows(run: Run) -> tuple[list[str], list[list[str]]]:
     keys = [key for key in ERRORS if any(key in row.errors for row in run.rows)]
     header = ["case", *(ERRORS[key] for key in keys)]
     return header, [[row.name, *(f"{row.errors.get(key, float('nan')):.3g}" for key in keys)] for row in run.rows]
 
 
-def times(run: Results) -> Table:
+def times(run: Run) -> Table:
     return table(run.title(), *time_rows(run))
 
 
-def errors(run: Results) -> Table:
+def errors(run: Run) -> Table:
     return table(f"Errors of {run.title()}", *error_rows(run))
 
 
-def summary(run: Results) -> str:
+def summary(run: Run) -> str:
     """Geometric means over the cases."""
     text = [f"Geometric means of {len(run.rows)}: {geomean(r.times['operator'].median for r in run.rows):.2f} us"]
     for name in RIVALS:

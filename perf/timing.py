@@ -1,9 +1,9 @@
 """GPU time and host time of a call.
 
-GPU time is what a user with other work in between would see: from the start of the call's first kernel to the end of its
-last, with a cold L2. It is taken by a pair of CUDA events around the call. An empty pair reads 1.3 us on an H200, which
-stands in every number here; `perf bench` measures it in the same run. CUPTI's kernel spans would leave it out, but tracing
-keeps dependent launches from overlapping: two kernels that events see take 9.1 us became 12.7 us (mamba_segsum, 1x1).
+GPU time is what a user with other work in between would see: from the start of the call's first kernel to the end of
+its last, with a cold L2. It is taken by a pair of CUDA events around the call. An empty pair reads 1.3 us on an H200,
+which stands in every number here; `perf bench` measures it in the same run. CUPTI spans would leave it out, but
+tracing keeps dependent launches from overlapping: two kernels of 9.1 us by events became 12.7 us (mamba_segsum, 1x1).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _event_pair() -> tuple[torch.cuda.Event, torch.cuda.Event]:
 
 
 def _writes_to_hide(calls: dict[str, Call], flush: torch.Tensor) -> dict[str, int]:
-    """How often the flush must be written before each call to outlast its host time, twice over. Warms everything up."""
+    """How often the flush must be written before each call to outlast its host time twice. Warms everything up."""
     host = {}
     for name, call in calls.items():
         for _ in range(3):  # the first compiles

@@ -1,1 +1,1 @@
-"""Entry points for SOL-ExecBench, one file for each operator: `perf solexecbench` bundles them with what they import."""
+"""Entry points for SOL-ExecBench, a file for each operator: `perf solexecbench` bundles them with what they import."""

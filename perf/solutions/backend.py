@@ -21,7 +21,7 @@ class Backend:
         return torch.cuda.get_device_properties(device).multi_processor_count
 
     def function(self, kernel: Any, device: torch.device) -> Callable[..., Any]:
-        """The kernel's host function: it takes raw tensors, ints and floats, and encodes its descriptors at each call."""
+        """The kernel's host function: takes raw tensors, ints and floats, and makes its descriptors at each call."""
         key = (kernel, self.arch(device))
         with _lock:
             if key not in _compiled:

@@ -46,7 +46,7 @@ class Row:
 
 
 @dataclasses.dataclass
-class Results:
+class Run:
     op: str
     set: str
     options: dict[str, Any]
@@ -63,7 +63,7 @@ class Results:
         os.replace(rough, path)
 
     @classmethod
-    def load(cls, path: Path) -> Results:
+    def load(cls, path: Path) -> Run:
         """ValueError where the file holds something else."""
         try:
             data = json.loads(Path(path).read_text())
@@ -101,6 +101,19 @@ def machine(device: Any = None, revision: str | None = None) -> dict[str, Any]:
     return found | (_gpu(device) if device is not None else {})
 
 
+def machine_text(machine: dict[str, Any]) -> str:
+    """What ran, in one line."""
+    versions = machine.get("toolchain", {})
+    parts = [machine.get("gpu", "no GPU")]
+    parts += [f"driver {machine['driver']}"] if "driver" in machine else []
+    for name, text in (("clocks_mhz", "clocks at the start"), ("max_clocks_mhz", "highest clocks")):
+        if name in machine:
+            parts.append(f"{text} {machine[name]['sm']} MHz (memory {machine[name]['memory']} MHz)")
+    parts += [f"torch {machine['torch']}"] if "torch" in machine else []
+    parts += [f"{name} {versions[name]}" for name in ("nvidia-cutlass-dsl", "apache-tvm-ffi") if name in versions]
+    return ", ".join([*parts, f"revision {machine.get('revision') or 'unknown'}", machine["date"]])
+
+
 def _git_revision() -> str | None:
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=7"]
     with contextlib.suppress(OSError):
@@ -122,7 +135,9 @@ def _gpu(device: Any) -> dict[str, Any]:
         clocks = {"sm": pynvml.NVML_CLOCK_SM, "memory": pynvml.NVML_CLOCK_MEM}
         found["driver"] = pynvml.nvmlSystemGetDriverVersion()
         found["clocks_mhz"] = {name: pynvml.nvmlDeviceGetClockInfo(handle, kind) for name, kind in clocks.items()}
-        found["max_clocks_mhz"] = {name: pynvml.nvmlDeviceGetMaxClockInfo(handle, kind) for name, kind in clocks.items()}
+        found["max_clocks_mhz"] = {
+            name: pynvml.nvmlDeviceGetMaxClockInfo(handle, kind) for name, kind in clocks.items()
+        }
         found["power_limit_w"] = pynvml.nvmlDeviceGetPowerManagementLimit(handle) // 1000
     finally:
         pynvml.nvmlShutdown()
