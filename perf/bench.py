@@ -69,6 +69,8 @@ def bench(
     console.print(tables.times(run))
     if check:
         console.print(tables.errors(run))
+    for line in tables.failures(run):
+        console.print(f"Did not run: {line}", highlight=False, markup=False)
     console.print(tables.summary(run), highlight=False)
     console.print(f"Written: {out}, {plot.times(run, out.with_suffix('.png'))}", highlight=False, soft_wrap=True)
     if before:

@@ -24,8 +24,8 @@ SECTIONS += ("LaunchStats", "Occupancy")
 SCHEMA = "perf/ncu/1"
 NOTE = (
     "Kernels run one at a time, each with a cold L2 and at the clocks as they are; so the durations hold no overlap of "
-    "dependent launches and do not add up to the call's time. Bytes are of the DRAM; what a kernel leaves in the L2 is "
-    "not written yet when it ends."
+    "dependent launches and do not add up to the call's time. What a kernel leaves in the L2 is written to the DRAM "
+    "after it ended, and not counted there."
 )
 
 
@@ -58,8 +58,8 @@ def ncu(
     data["cases"] = {case.name: {"read": case.read, "written": case.written} for case in chosen}
     data["kernels"] = [dataclasses.asdict(p) for p in found]
     path.write_text(json.dumps(data, indent=1) + "\n")
-    console.print(table(f"{op.value} under Nsight Compute", *kernel_rows(found)))
-    console.print(table("DRAM bytes of the call against the least", *byte_rows(data)))
+    for caption, header, rows in sections(data):
+        console.print(table(f"{op.value}, {caption}", header, rows))
     page = path.with_suffix(".html")
     page.write_text(pages.render("ncu.html.j2", **section(data)))
     console.print(f"Written: {path.with_suffix('.ncu-rep')}, {path}, {page}", highlight=False, soft_wrap=True)
@@ -86,27 +86,55 @@ def load(path: Path) -> dict:
     return data
 
 
-def kernel_rows(found: list[Profile]) -> tuple[list[str], list[list[str]]]:
-    header = ["case", "kernel", "us", "DRAM %", "L2 %", "L2 hit %", "tensor %", "issue %", "regs", "shared", "threads"]
-    header += ["blocks", "occupancy %", "of %", "M instr", "stalls, % of a warp's time"]
+def use_rows(found: list[Profile]) -> tuple[list[str], list[list[str]]]:
+    """Where the time goes."""
+    header = ["case", "kernel", "us", "DRAM %", "L2 %", "L2 hit %", "tensor %", "issue %", "stalls, % of a warp's time"]
     rows = []
     for p in found:
         stalls = ", ".join(f"{cause} {100 * share:.0f}" for cause, share in p.worst_stalls(4).items())
         numbers = (p.us, p.dram_percent, p.l2_percent, p.l2_hit_percent, p.tensor_percent, p.issue_percent)
-        launch = (p.registers, p.shared, p.threads, p.blocks, p.occupancy_percent, p.occupancy_limit_percent)
-        cells = [p.case, p.kernel[:40], *(f"{v:.1f}" for v in numbers), *(f"{v:.0f}" for v in launch)]
-        rows.append([*cells, f"{p.instructions / 1e6:.2f}", stalls])
+        rows.append([p.case, p.kernel[:40], *(f"{v:.1f}" for v in numbers), stalls])
+    return header, rows
+
+
+def launch_rows(found: list[Profile]) -> tuple[list[str], list[list[str]]]:
+    header = [
+        "case",
+        "kernel",
+        "blocks",
+        "threads",
+        "registers",
+        "shared",
+        "occupancy %",
+        "at most %",
+        "M instructions",
+    ]
+    rows = []
+    for p in found:
+        numbers = (p.blocks, p.threads, p.registers, p.shared, p.occupancy_percent, p.occupancy_limit_percent)
+        rows.append([p.case, p.kernel[:40], *(f"{v:.0f}" for v in numbers), f"{p.instructions / 1e6:.2f}"])
     return header, rows
 
 
 def byte_rows(data: dict) -> tuple[list[str], list[list[str]]]:
+    """Bytes of the whole call against the least."""
     rows = []
     for name, least in data["cases"].items():
         mine = [k for k in data["kernels"] if k["case"] == name]
-        read, written = (sum(k[f"dram_{what}"] for k in mine) for what in ("read", "written"))
-        cells = [read / 1e6, least["read"] / 1e6, read / least["read"], written / 1e6, least["written"] / 1e6]
-        rows.append([name, *(f"{v:.2f}" for v in (*cells, written / least["written"]))])
-    return ["case", "read MB", "least MB", "x", "written MB", "least MB", "x"], rows
+        read, to_dram = (sum(k[f"dram_{what}"] for k in mine) for what in ("read", "written"))
+        to_l2 = 32 * sum(k["l2_write_sectors"] for k in mine)
+        cells = [least["read"] / 1e6, read / 1e6, read / least["read"], least["written"] / 1e6, to_l2 / 1e6]
+        rows.append([name, *(f"{v:.2f}" for v in (*cells, to_l2 / least["written"], to_dram / 1e6))])
+    return ["case", "least MB", "read from DRAM", "x", "least MB", "written to L2", "x", "written to DRAM"], rows
+
+
+def sections(data: dict) -> list[tuple[str, list[str], list[list[str]]]]:
+    found = [Profile(**kernel) for kernel in data["kernels"]]
+    return [
+        ("Kernels: use of the GPU", *use_rows(found)),
+        ("Kernels: launches", *launch_rows(found)),
+        ("Bytes of the call, MB", *byte_rows(data)),
+    ]
 
 
 def section(data: dict) -> dict:
@@ -122,11 +150,5 @@ def section(data: dict) -> dict:
         figures.append(plot.embedded(plot.bars_figure(labels, parts, f"{kernel[:60]}: stalls", "% of a warp's time")))
         shares = {n: [getattr(p, f"{n}_percent") for p in mine] for n in ("dram", "l2", "issue", "tensor", "occupancy")}
         figures.append(plot.embedded(plot.lines_figure(labels, shares, f"{kernel[:60]}: use", "% of peak")))
-    tables = [("Kernels", *kernel_rows(found)), ("DRAM bytes of the call against the least", *byte_rows(data))]
-    return {
-        "title": title,
-        "machine": runs.machine_text(data["machine"]),
-        "note": NOTE,
-        "tables": tables,
-        "figures": figures,
-    }
+    machine = runs.machine_text(data["machine"])
+    return {"title": title, "machine": machine, "note": NOTE, "tables": sections(data), "figures": figures}

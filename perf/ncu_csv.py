@@ -11,7 +11,7 @@ MARKER = "spin_kernel"  # of torch.cuda._sleep: separates the cases
 METRICS = {  # field: metric
     "dram_read": "dram__bytes_read.sum",
     "dram_written": "dram__bytes_write.sum",
-    "l2_bytes": "lts__t_bytes.sum",
+    "l2_write_sectors": "lts__t_sectors_op_write.sum",
     "dram_percent": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
     "l2_percent": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
     "l2_hit_percent": "lts__t_sector_hit_rate.pct",
@@ -38,7 +38,7 @@ class Profile:
     us: float
     dram_read: float
     dram_written: float
-    l2_bytes: float
+    l2_write_sectors: float  # of 32 bytes
     dram_percent: float
     l2_percent: float
     l2_hit_percent: float

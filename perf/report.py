@@ -84,7 +84,6 @@ def bench_section(run: Run) -> dict[str, Any]:
     shown = [(run.title(), *tables.time_rows(run))]
     if any(row.errors for row in run.rows):
         shown.append(("Errors", *tables.error_rows(run)))
-    failed = [f"{row.name}, {name}: {reason}" for row in run.rows for name, reason in row.failed.items()]
     figures = [plot.times_figure(run)]
     if (peaks := PEAKS.get(run.machine.get("gpu", ""))) and (bandwidth := measured_bandwidth(run)):
         fp32 = peaks.sms * peaks.clock * FP32_PEAK
@@ -97,7 +96,7 @@ def bench_section(run: Run) -> dict[str, Any]:
         "timing": run.timing,
         "summary": tables.summary(run),
         "tables": shown,
-        "failed": failed,
+        "failed": tables.failures(run),
         "figures": [plot.embedded(figure) for figure in figures],
     }
 

@@ -45,6 +45,11 @@ def times(run: Run) -> Table:
     return table(run.title(), *time_rows(run))
 
 
+def failures(run: Run) -> list[str]:
+    """Rivals that did not run, and why."""
+    return [f"{row.name}, {name}: {reason}" for row in run.rows for name, reason in row.failed.items()]
+
+
 def errors(run: Run) -> Table:
     return table(f"Errors of {run.title()}", *error_rows(run))
 
@@ -66,7 +71,7 @@ def summary(run: Run) -> str:
 def table(title: str, header: list[str], rows: list[list[str]]) -> Table:
     made = Table(title=title)
     for n, name in enumerate(header):
-        made.add_column(name, justify="right" if n else "left", no_wrap=bool(n))
+        made.add_column(name, justify="right" if n else "left", overflow="fold")
     for row in rows:
         made.add_row(*row)
     return made
