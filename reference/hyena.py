@@ -69,6 +69,14 @@ def causal_conv(k, g):
     return np.fft.irfft(np.fft.rfft(g, n) * np.fft.rfft(k, n), n)[..., :length]
 
 
+def long_conv(u, k, skip=None, pre_gate=None, post_gate=None):
+    """(k * g + skip g) post_gate with g = u pre_gate, for u [B, D, L] and k [D, Lk]."""
+    g = f64(u) if pre_gate is None else f64(u) * f64(pre_gate)
+    y = causal_conv(f64(k), g)
+    y = y if skip is None else y + g * f64(skip)[:, None]
+    return y if post_gate is None else y * f64(post_gate)
+
+
 def positions(length, emb_dim, norm_len=None):
     """t / (L - 1) and the filter MLP's input z [length, emb_dim]; `norm_len` takes L's place in both."""
     n = length if norm_len is None else norm_len

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from cute_kernels.hyena.config import ConvertWeights, Filter, Finish, Precision, Project
+from cute_kernels.hyena import torch_path
+from cute_kernels.hyena.config import ConvertWeights, Filter, Finish, LongConv, Precision, Project
 from cute_kernels.runtime import backend
 
 ROW_ALIGN = 8  # tokens: rows of [B, D, L] intermediates are padded to a multiple of it
@@ -109,4 +110,34 @@ def hyena_filter(
         *(w["filter_linear_final_weight"], w["filter_bias"], w["exp_mod_deltas"].view(-1)),
         *(out, length, norm_len, exp_mod_shift),
     )
+    return out
+
+
+def long_conv(
+    u: Tensor,  # [B, D, L] fp32, like every tensor here with any strides but 1 for the last
+    k: Tensor,  # [D, Lk] fp32, counts as cut or zero-padded to L
+    skip: Tensor | None = None,  # [D] fp32
+    pre_gate: Tensor | None = None,  # [B, D, L] fp32
+    post_gate: Tensor | None = None,  # [B, D, L] fp32
+    out: Tensor | None = None,  # [B, D, L] fp32; may be `post_gate` or `u`
+) -> Tensor:
+    """y = (k * g + skip g) post_gate, g = u pre_gate, the convolution causal along the last dimension.
+
+    Lengths beyond LongConv.MAX_POINTS go through torch.fft.
+    """
+    out = torch.empty_like(u, memory_format=torch.contiguous_format) if out is None else out
+    batch, width, length = u.shape
+    if u.numel() == 0:
+        return out
+    if length > LongConv.MAX_POINTS:
+        g = u if pre_gate is None else u * pre_gate
+        y = torch_path.causal_long_conv(g, k)
+        if skip is not None:
+            y.addcmul_(g, skip[:, None])
+        return out.copy_(y) if post_gate is None else torch.mul(y, post_gate, out=out)
+    kernel = LongConv.of_length(length, skip is not None, pre_gate is not None, post_gate is not None)
+    current = backend.current()
+    rows = kernel.rows(batch, width, current.sm_count(u.device))
+    options = (u if option is None else option for option in (skip, pre_gate, post_gate))
+    current.function(kernel, u.device)(u, k, *options, out, rows)
     return out

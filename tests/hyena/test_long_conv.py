@@ -1,0 +1,181 @@
+"""The long convolution: its kernels on the PTX machine and on a GPU, against the float64 oracle."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from cute_kernels.hyena import stages, torch_path
+from cute_kernels.hyena.config import LongConv
+from reference import hyena
+
+ARCHES = ["sm_90a", "sm_100a"]
+OPTIONS = list(itertools.product([False, True], repeat=3))  # skip, pre_gate, post_gate
+LIMIT = 4e-7  # relative L2; seen are 3e-7 at most, a wrong kernel gives far more
+POISON = float("nan")
+
+
+def rows(rng, batch, width, length, offset=0, gap=0, device="cpu"):
+    """Random [B, D, L] whose rows start `offset` floats into their storage, `gap` floats of poison apart."""
+    storage = torch.full((batch, width, offset + length + gap), POISON, device=device)
+    out = storage[..., offset : offset + length]
+    out.copy_(torch.from_numpy(rng.standard_normal((batch, width, length)).astype(np.float32)))
+    return out
+
+
+def make(seed, batch, width, length, k_length=None, options=(True, True, True), device="cpu", **layout):
+    """Arguments u, k, skip, pre_gate, post_gate."""
+    rng = np.random.default_rng(seed)
+    k = rows(rng, 1, width, length if k_length is None else k_length, device=device)[0]
+    skip = rows(rng, 1, 1, width, device=device)[0, 0]
+    u, pre, post = (rows(rng, batch, width, length, device=device, **layout) for _ in range(3))
+    return u, k, *(value if wanted else None for value, wanted in zip((skip, pre, post), options, strict=True))
+
+
+def oracle(*arguments):
+    return hyena.long_conv(*(None if a is None else a.cpu().numpy() for a in arguments))
+
+
+def rel_l2(got, want):
+    return np.linalg.norm(got.double().cpu().numpy() - want) / np.linalg.norm(want)
+
+
+@pytest.fixture(params=ARCHES)
+def machine(request):
+    pytest.importorskip("cutlass")
+    with pytest.importorskip("reference.ptx.machine").ptx_machine(request.param) as machine:
+        yield machine
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 16, 17, 63, 64, 65, 127, 129, 131, 541, 997])
+def test_lengths(machine, length):
+    arguments = make(length, 2, 3, length, offset=1, gap=3)
+    out = rows(np.random.default_rng(0), 2, 3, length, offset=1, gap=2)
+    whole = out._base
+    whole.fill_(POISON)
+    assert stages.long_conv(*arguments, out) is out
+    assert rel_l2(out, oracle(*arguments)) < LIMIT
+    assert torch.isnan(whole[..., 0]).all() and torch.isnan(whole[..., length + 1 :]).all()  # nothing beside the rows
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_options(machine, options):
+    arguments = make(1, 2, 5, 70, options=options)
+    assert rel_l2(stages.long_conv(*arguments), oracle(*arguments)) < LIMIT
+
+
+@pytest.mark.parametrize("k_length", [0, 1, 30, 100, 130])
+def test_filters_of_another_length(machine, k_length):
+    arguments = make(2, 1, 2, 100, k_length)
+    assert rel_l2(stages.long_conv(*arguments), oracle(*arguments)) < LIMIT
+
+
+@pytest.mark.parametrize("place", ["post_gate", "u"])
+def test_in_place(machine, place):
+    u, k, skip, pre, post = make(3, 3, 2, 75)
+    want = oracle(u, k, skip, pre, post)
+    out = {"post_gate": post, "u": u}[place]
+    assert rel_l2(stages.long_conv(u, k, skip, pre, post, out), want) < LIMIT
+
+
+def test_impulses(machine):
+    """Each tap where it belongs, and nothing before its impulse but rounding."""
+    length = 100
+    at = [0, 1, 49, 98, 99]
+    u = torch.zeros(len(at), 1, length)
+    u[range(len(at)), 0, at] = 1.0
+    k = make(4, 1, 1, length)[1]
+    y = stages.long_conv(u, k)
+    for row, t in zip(y[:, 0], at, strict=True):
+        assert row[:t].abs().max() < 2e-6 if t else True
+        torch.testing.assert_close(row[t:], k[0, : length - t], atol=2e-6, rtol=0)
+
+
+def test_rows_are_their_own(machine):
+    """A row of NaN or of huge values leaves the bits of the others alone."""
+    u, k, skip, _, post = make(5, 4, 3, 40)
+    want = stages.long_conv(u, k, skip, None, post)
+    u[1], u[2, 0] = POISON, u[2, 0] * 1e30
+    got = stages.long_conv(u, k, skip, None, post)
+    assert torch.isnan(got[1]).all()
+    assert torch.equal(got[[0, 3]], want[[0, 3]]) and torch.equal(got[2, 1:], want[2, 1:])
+
+
+def test_magnitudes(machine):
+    u, k, *_ = make(6, 1, 1, 50)
+    for scale in (1e-18, 1e18):
+        assert rel_l2(stages.long_conv(u * scale, k * scale), oracle(u * scale, k * scale)) < LIMIT
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 8), (2, 0, 8), (2, 2, 0)])
+def test_nothing_to_do(shape):
+    assert stages.long_conv(torch.zeros(shape), torch.zeros(shape[1], 8)).shape == shape
+
+
+def test_beyond_the_kernels():
+    """Lengths without a kernel go through torch.fft."""
+    arguments = make(7, 1, 1, LongConv.MAX_POINTS + 1, 20)
+    want = oracle(*arguments)
+    assert rel_l2(stages.long_conv(*arguments), want) < LIMIT
+    assert rel_l2(stages.long_conv(*arguments, arguments[-1]), want) < LIMIT
+
+
+def test_schedules():
+    """The same bits under any order of the warps, where exchanges cross warps."""
+    pytest.importorskip("cutlass")
+    ptx_machine = pytest.importorskip("reference.ptx.machine").ptx_machine
+    arguments = make(8, 3, 1, 541)
+    outs = []
+    for schedule in ("round robin", "random", "late 0", "late 1"):
+        with ptx_machine("sm_90a", schedule=schedule, sm_count=1):
+            outs.append(stages.long_conv(*arguments))
+    assert all(torch.equal(outs[0], out) for out in outs)
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("points", [1 << n for n in range(4, 14)])
+def test_budgets(points, arch):
+    pytest.importorskip("cutlass")
+    from cute_kernels.runtime import cache
+    from cute_kernels.runtime.inspect import machine_code
+
+    kernel = LongConv(points, skip=True, pre_gate=points == 8192, post_gate=True)
+    (code,) = machine_code(cache.get(kernel, arch).cubin)
+    assert (code.stack, code.local, code.local_memory) == (0, 0, 0)
+    assert code.registers * kernel.threads * (512 // kernel.threads) <= 65536
+
+
+def test_points_of_a_length():
+    sizes = {length: LongConv.of_length(length, False, False, False).points for length in (1, 16, 17, 131, 4096, 4097)}
+    assert sizes == {1: 16, 16: 16, 17: 32, 131: 256, 4096: 4096, 4097: 8192}
+    with pytest.raises(NotImplementedError, match="length must be at most"):
+        LongConv.of_length(LongConv.MAX_POINTS + 1, False, False, False)
+
+
+@pytest.mark.parametrize("points", [16, 256, 4096])
+@pytest.mark.parametrize("batch, width", [(1, 256), (7, 256), (33, 1), (5, 10**6), (10**6, 1)])
+def test_rows_of_a_block(points, batch, width):
+    kernel = LongConv(points, False, False, False)
+    groups = -(-batch // kernel.rows(batch, width, 132))
+    assert 1 <= groups <= 65535
+
+
+def torch_error(want, u, k, skip, pre, post):
+    """Of the same convolution through torch.fft on the tensors' device."""
+    g = u if pre is None else u * pre
+    y = torch_path.causal_long_conv(g, k)
+    y = y if skip is None else y + g * skip[:, None]
+    return rel_l2(y if post is None else y * post, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [(False, False, False), (True, True, True)], ids=str)
+@pytest.mark.parametrize("length", [1, 3, 64, 131, 256, 541, 997, 2053, 4096, 8191, 16384, 32768])
+def test_on_a_gpu(length, options):
+    arguments = make(length, 3, 37, length, options=options, device="cuda", offset=1, gap=2)
+    want = oracle(*arguments)
+    out = torch.full_like(want_like := arguments[0].contiguous(), POISON)
+    stages.long_conv(*arguments, out)
+    assert rel_l2(out, want) < max(1.25 * torch_error(want, *arguments), 1.5e-7)
+    assert torch.equal(stages.long_conv(*arguments, torch.full_like(want_like, POISON)), out)
