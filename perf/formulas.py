@@ -58,17 +58,15 @@ def causal_long_conv(u: Tensor, k: Tensor) -> Tensor:  # [B, D, L], [D, L] -> [B
     return torch.fft.irfft(torch.fft.rfft(u, n) * torch.fft.rfft(k, n), n)[..., : u.shape[-1]]
 
 
-def hyena_block(
-    x: Tensor, w: Mapping[str, Tensor], layer_norm_eps: float = 1e-5, exp_mod_shift: float = 0.05
-) -> Tensor:
-    """The complete block for x [B, L, D], L at most l_max."""
+def hyena_block(x: Tensor, w: Mapping[str, Tensor], k: Tensor | None = None, layer_norm_eps: float = 1e-5) -> Tensor:
+    """The complete block for x [B, L, D], L at most l_max. `k` [D, L]: its filter, computed where it is not given."""
     length, width = x.shape[1:]
     n1 = F.layer_norm(x, (width,), w["norm1_weight"], w["norm1_bias"], layer_norm_eps)
     u = F.linear(n1, w["in_proj_weight"], w["in_proj_bias"]).transpose(1, 2)
     u = F.conv1d(u, w["short_conv_weight"], w["short_conv_bias"], padding=2, groups=3 * width)[..., :length]
     x0, x1, v = u.chunk(3, 1)  # [B, D, L]
     g = v * x1
-    y = causal_long_conv(g, hyena_filter(w, length, exp_mod_shift)) + g * w["filter_bias"][:, None]
+    y = causal_long_conv(g, hyena_filter(w, length) if k is None else k) + g * w["filter_bias"][:, None]
     r = F.linear((y * x0).transpose(1, 2), w["out_proj_weight"], w["out_proj_bias"]) + x
     n2 = F.layer_norm(r, (width,), w["norm2_weight"], w["norm2_bias"], layer_norm_eps)
     h = F.gelu(F.linear(n2, w["mlp_fc1_weight"], w["mlp_fc1_bias"]), approximate="tanh")

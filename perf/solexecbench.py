@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,13 +82,22 @@ def sources(entry: Path) -> dict[str, str]:
 def _imported(text: str) -> set[str]:
     """Files of the package that a source imports, wherever the import stands."""
     names = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in _executed(ast.parse(text)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     paths = {name.replace(".", "/") + ".py" for name in names if name.split(".")[0] == PACKAGE}
     return {path for path in paths if (ROOT / path).is_file()}
+
+
+def _executed(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node but what stands under `if TYPE_CHECKING`."""
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        return
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _executed(child)
 
 
 def _renamed(text: str) -> str:
