@@ -5,6 +5,7 @@ the official inputs of all sizes, on poisoned outputs; only then is the checkout
 """
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -40,7 +41,55 @@ def judge_segsum(inputs, outputs):
     compare.assert_ok(reference_inputs.SegsumInputs(*inputs[1:]), outputs)
 
 
-OPERATORS = {"mamba_segsum": (SEGSUM, segsum_arguments, judge_segsum)}
+HYENA = ((1, 1024), (2, 4096), (16, 512), (1, 512), (4, 541), (2, 2048), (8, 997), (32, 256), (1, 2048), (2, 128))
+HYENA += ((2, 2053), (4, 256), (1, 4096), (1, 256), (1, 131), (2, 512))
+LIVELY = (3, 700, True)  # weights so large that every branch reaches the output, which the official ones don't
+
+
+def hyena_arguments(batch, length, lively, device, d=256, inner=1024, order=64, emb_dim=5):
+    """Inputs and poisoned output, in the benchmark's order."""
+    generator = torch.Generator().manual_seed(batch * 10000 + length)
+
+    def normal(*shape):
+        fan_in = shape[-1] if len(shape) > 1 else 25
+        return torch.randn(shape, generator=generator) * (fan_in**-0.5 if lively else 0.02)
+
+    shapes = ((3 * d, d), (3 * d,), (3 * d, 1, 3), (3 * d,), (order, emb_dim), (order,))
+    deltas = torch.linspace(math.log(0.01) / 1.5, math.log(0.01) / 0.3, d).reshape(1, 1, d)
+    final = normal(d, order), normal(d)
+    if lively:
+        final = tuple(t * length**-0.5 for t in final)  # a sum over time
+    weights = (
+        *(torch.ones(d), torch.zeros(d), torch.ones(d), torch.zeros(d)),
+        *(normal(*shape) for shape in shapes),
+        torch.ones(1, order),
+        *(normal(*shape) for shape in ((order, order), (order,), (order, order), (order,))),
+        *(*final, deltas),
+        *(normal(*shape) for shape in ((d, d), (d,), (inner, d), (inner,), (d, inner), (d,))),
+    )
+    x = torch.randn(batch, length, d, generator=generator)
+    inputs = (x.to(device), *(w.to(device) for w in weights), 1e-5, 0.05)
+    return inputs, (torch.full((batch, length, d), float("nan"), device=device),)
+
+
+def judge_hyena(inputs, outputs):
+    from perf.cases import HYENA_OFFICIAL
+    from reference import hyena
+
+    named = dict(zip(hyena.NAMES, inputs[:25], strict=True))
+    want = torch.from_numpy(hyena.block({name: t.cpu().numpy() for name, t in named.items()})["out"])
+    error = (outputs[0].cpu().double() - want).abs()
+    size = tuple(want.shape[:2])
+    if size in HYENA_OFFICIAL:
+        assert (error <= 1e-5 * HYENA_OFFICIAL[size] + 1e-5 * want.abs()).all(), (size, error.max())
+    else:
+        assert error.norm() < 1.5e-3 * want.norm(), (size, error.norm() / want.norm())
+
+
+OPERATORS = {  # sizes, arguments, judge, and the device whose tensors `compile` passes
+    "mamba_segsum": (SEGSUM, segsum_arguments, judge_segsum, "meta"),
+    "hyena_block": ([*((*size, False) for size in HYENA), LIVELY], hyena_arguments, judge_hyena, "cpu"),
+}
 
 
 class CompileOnly:
@@ -69,13 +118,13 @@ def main(folder, op, mode, argument):
     sys.path.insert(0, folder)  # as the harness does
     import kernel
 
-    sizes, arguments, judge = OPERATORS[op]
+    sizes, arguments, judge, stand_in = OPERATORS[op]
     if mode == "compile":
         from solution_kernels.runtime import backend
 
         backend._backend = CompileOnly(argument)
         for size in sizes:
-            inputs, outputs = arguments(*size, "meta")
+            inputs, outputs = arguments(*size, stand_in)
             kernel.run(*inputs, *outputs)
         done = {"kernels": len(backend._backend.compiled), "launches": backend._backend.launches}
     else:

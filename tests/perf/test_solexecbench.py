@@ -57,7 +57,7 @@ def test_the_sources_compile_on_their_own(bundle, op, arch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", solexecbench.OPERATORS)
 def test_the_sources_meet_the_oracle_on_all_official_sizes(bundle, op):
-    assert drive(bundle(op), op, "run", ROOT) == {"cases": 16}
+    assert drive(bundle(op), op, "run", ROOT)["cases"] >= 16
 
 
 def test_the_solution_is_as_the_harness_wants_it():
