@@ -126,6 +126,7 @@ def measure(case: cases_.Case, names: list[str], options: dict, repeats: int, ch
             row.failed[name] = f"{type(e).__name__}: {str(e).strip().splitlines()[0][:200] if str(e).strip() else ''}"
     measured["operator"] = rotating([calls.operator(case, x, options) for x in inputs])
     row.times = {name: Sample.of(times) for name, times in cold_times(measured, device, repeats).items()}
+    row.sm_mhz = runs.sm_clock(device)
     row.host = {name: host_time(call, device) for name, call in measured.items() if name not in ("empty", "launch")}
     if check:
         row.errors = errors.errors(case, inputs[0], options, calls.operator(case, inputs[0], options)())

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ class Row:
     host: dict[str, float] = dataclasses.field(default_factory=dict)  # microseconds of a call
     errors: dict[str, float] = dataclasses.field(default_factory=dict)
     failed: dict[str, str] = dataclasses.field(default_factory=dict)  # rivals that did not run, and why
+    sm_mhz: int | None = None  # the clock just after the last measurement
 
     @property
     def floor(self) -> str | None:
@@ -106,9 +108,8 @@ def machine_text(machine: dict[str, Any]) -> str:
     versions = machine.get("toolchain", {})
     parts = [machine.get("gpu", "no GPU")]
     parts += [f"driver {machine['driver']}"] if "driver" in machine else []
-    for name, text in (("clocks_mhz", "clocks at the start"), ("max_clocks_mhz", "highest clocks")):
-        if name in machine:
-            parts.append(f"{text} {machine[name]['sm']} MHz (memory {machine[name]['memory']} MHz)")
+    if clocks := machine.get("max_clocks_mhz"):
+        parts.append(f"highest clocks {clocks['sm']} MHz (memory {clocks['memory']} MHz)")
     parts += [f"torch {machine['torch']}"] if "torch" in machine else []
     parts += [f"{name} {versions[name]}" for name in ("nvidia-cutlass-dsl", "apache-tvm-ffi") if name in versions]
     return ", ".join([*parts, f"revision {machine.get('revision') or 'unknown'}", machine["date"]])
@@ -123,22 +124,38 @@ def _git_revision() -> str | None:
 
 
 def _gpu(device: Any) -> dict[str, Any]:
-    """Name, driver and clocks, as the driver's management library has them."""
+    """Name, size, driver and highest clocks."""
     import pynvml
     import torch
 
     properties = torch.cuda.get_device_properties(device)
     found = {"gpu": properties.name, "sms": properties.multi_processor_count, "l2_bytes": properties.L2_cache_size}
-    pynvml.nvmlInit()
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}")
+    with _management(device) as handle:
         clocks = {"sm": pynvml.NVML_CLOCK_SM, "memory": pynvml.NVML_CLOCK_MEM}
         found["driver"] = pynvml.nvmlSystemGetDriverVersion()
-        found["clocks_mhz"] = {name: pynvml.nvmlDeviceGetClockInfo(handle, kind) for name, kind in clocks.items()}
         found["max_clocks_mhz"] = {
             name: pynvml.nvmlDeviceGetMaxClockInfo(handle, kind) for name, kind in clocks.items()
         }
         found["power_limit_w"] = pynvml.nvmlDeviceGetPowerManagementLimit(handle) // 1000
+    return found
+
+
+def sm_clock(device: Any) -> int:
+    """The multiprocessors' clock now, in MHz."""
+    import pynvml
+
+    with _management(device) as handle:
+        return pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+
+
+@contextlib.contextmanager
+def _management(device: Any) -> Iterator[Any]:
+    """The device's handle in the driver's management library."""
+    import pynvml
+    import torch
+
+    pynvml.nvmlInit()
+    try:
+        yield pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     finally:
         pynvml.nvmlShutdown()
-    return found

@@ -65,6 +65,9 @@ def summary(run: Run) -> str:
     empty = [row.times["empty"].median for row in run.rows if "empty" in row.times]
     if empty:
         text.append(f"an empty pair of events reads {sorted(empty)[len(empty) // 2]:.2f} us")
+    clocks = [row.sm_mhz for row in run.rows if row.sm_mhz]
+    if clocks:
+        text.append(f"SM clock {min(clocks)} to {max(clocks)} MHz")
     return "; ".join(text)
 
 
