@@ -56,17 +56,17 @@ def build_(
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--arch") from None
     kernels = operators.prebuilt_kernels()
+    count = len(artifacts.pairs(kernels, arch))
     start = time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("compiling", total=len(kernels) * len(arch))
+        task = progress.add_task("compiling", total=count)
         try:
             for built in artifacts.build_all(kernels, arch, out, jobs):
                 progress.update(task, advance=1, description=f"{built.symbol} {built.arch}")
         except (OSError, RuntimeError) as error:
             console.print(f"[red]error:[/] {error}", highlight=False)
             raise typer.Exit(1) from None
-    count = len(kernels) * len(arch)
     console.print(
         f"{count} kernels in {out}, {time.monotonic() - start:.0f} s. To use them: {artifacts.VARIABLE}={out}"
     )

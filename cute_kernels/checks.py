@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from cute_kernels.runtime import backend
+
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
 PLAIN_OR_NONE = PLAIN | {type(None)}
 
@@ -37,6 +39,30 @@ def refuse_gradients_of_out(operator: str, *tensors: Tensor | None) -> None:
         raise RuntimeError(
             f"{operator}: out=... does not support automatic differentiation, but one of the arguments requires grad"
         )
+
+
+def has_kernels(operator: str, x: Tensor) -> bool:
+    """Whether kernels run on x; False: plain PyTorch (a CPU), or nothing at all (meta). NotImplementedError else."""
+    if x.device.type == "meta":
+        return False
+    if backend.current().handles(x):
+        return True
+    if x.device.type != "cpu":
+        raise NotImplementedError(f"{operator}: no kernel for device {x.device}; supported are CUDA and CPU tensors")
+    return False
+
+
+def kernel_device(operator: str, device: torch.device | str | int | None) -> torch.device:
+    """The device, the current CUDA device unless given. NotImplementedError where no kernels run on it."""
+    if device is None:
+        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
+    probe = torch.empty(0, device=device)
+    if not backend.current().handles(probe):
+        raise NotImplementedError(
+            f"{operator}: no kernel for device {probe.device}; CPU tensors run through plain PyTorch"
+        )
+    backend.current().arch(probe.device)
+    return probe.device
 
 
 def wrong(operator: str, name: str, was: object, must: str) -> ValueError:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from cute_kernels.hyena import block, causal_conv, implicit_filter
 from cute_kernels.mamba import segsum
 from cute_kernels.runtime.kernel import Kernel
 
-_OPERATORS = {segsum.OPERATOR: segsum}
+_OPERATORS = {module.OPERATOR: module for module in (segsum, block, implicit_filter, causal_conv)}
 
 
 def warmup(operator: str, **shape: Any) -> None:
@@ -31,6 +32,9 @@ def is_supported(operator: str, **shape: Any) -> tuple[bool, str]:
 
     For "mamba_segsum": dtype (of B and C), num_heads, n_groups, d_state, chunk_size; and optionally dt_dtype, A_dtype
     (both as dtype), bias_dtype (None: no dt_bias), g_layout ("per_head"), device (the current CUDA device).
+    For "hyena_block": d_model, d_inner; and optionally emb_dim (5), filter_order (64), filter_layout ("reshape"),
+    bias_in_filter (True), stored_z (False), precision (None: torch's setting), device. For "hyena_filter": the same
+    without d_inner and precision. For "causal_long_conv": precision, device.
 
     Raises:
         ValueError: no such operator.

@@ -94,7 +94,7 @@ def without_gpu() -> bool:
     found = {}
     columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=len(kernels) * len(ARCHS))
+        task = progress.add_task("", total=len(artifacts.pairs(kernels, ARCHS)))
         for built in artifacts.build_all(kernels, ARCHS, Path(folder), os.cpu_count() or 1):
             found[built.symbol, built.arch] = device_functions(built)
             progress.advance(task)
@@ -110,7 +110,7 @@ def without_gpu() -> bool:
     good = True
     for number, kernel in enumerate(kernels, 1):
         console.print(f"{number:3}  {kernel.operator}: {distinction(kernel, kernels)}", highlight=False)
-        for arch in ARCHS:
+        for arch in (arch for arch in ARCHS if arch in kernel.archs):
             for function in found[kernel.symbol(), arch]:
                 code = function.code
                 clean = code.stack == 0 and code.local_memory == 0

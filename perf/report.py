@@ -148,11 +148,12 @@ def prediction(run: Run, counted: list[dict]) -> dict[str, Any] | None:
 def machine_code() -> list[list[str]]:
     """The prebuilt kernels' device functions on each architecture, compiled where the cache lacks them."""
     from cute_kernels import operators
-    from cute_kernels.runtime import cache
+    from cute_kernels.runtime import artifacts, cache
 
     prebuilt, rows = operators.prebuilt_kernels(), []
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("compiling", total=len(prebuilt) * len(ARCHS))
+        pairs = artifacts.pairs(prebuilt, ARCHS)
+        task = progress.add_task("compiling", total=len(pairs))
         for kernel in prebuilt:
             label = f"{kernel.operator} {inspection.distinction(kernel, prebuilt)}"
             for arch in (arch for arch in ARCHS if arch in getattr(kernel, "archs", ARCHS)):

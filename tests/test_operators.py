@@ -34,7 +34,9 @@ def stand_in():
 
 
 def test_public_names():
-    assert set(cute_kernels.__all__) == {"__version__", "env_report", "is_supported", "mamba_segsum", "warmup"}
+    operators = {"mamba_segsum", "hyena_block", "hyena_filter", "causal_long_conv"}
+    others = {"HyenaBlockParams", "__version__", "env_report", "is_supported", "nn", "warmup"}
+    assert set(cute_kernels.__all__) == operators | others
     assert all(hasattr(cute_kernels, name) for name in cute_kernels.__all__)
 
 
@@ -85,7 +87,7 @@ def test_no_kernel_for_cpu_tensors():
 
 def test_unknown_operator():
     for ask in (cute_kernels.is_supported, cute_kernels.warmup):
-        with pytest.raises(ValueError, match="operator is 'segsum', but must be one of 'mamba_segsum'"):
+        with pytest.raises(ValueError, match="operator is 'segsum', but must be one of 'mamba_segsum', 'hyena_block'"):
             ask("segsum")
 
 

@@ -35,6 +35,8 @@ class HyenaKernel(Kernel):
 class ConvertWeights(HyenaKernel):
     """fp32 matrices to tensor-core operands: one scale for each row, `parts` matrices of `dtype`."""
 
+    archs: ClassVar[tuple[str, ...]] = ("sm_90a",)
+
     dtype: str
     parts: int
     width: int
@@ -49,6 +51,8 @@ class ConvertWeights(HyenaKernel):
 @dataclasses.dataclass(frozen=True)
 class Project(HyenaKernel):
     """LayerNorm, in_proj, short convolution and gate: a block has `channels` channels of each part, tiles of tokens."""
+
+    archs: ClassVar[tuple[str, ...]] = ("sm_90a",)
 
     dtype: str
     parts: int
@@ -111,6 +115,8 @@ class Finish(HyenaKernel):
     A cluster has `multicast` token tiles, which share every load of weights, times `split` blocks for each tile, which
     divide the hidden width among them.
     """
+
+    archs: ClassVar[tuple[str, ...]] = ("sm_90a",)
 
     dtype: str
     parts: int

@@ -260,10 +260,8 @@ def _make_plan(dt, A_log, B, C, dt_bias, dt_limit, g_layout) -> _Plan:
     launch = None
     if device.type == "meta":
         launch, empty = _launch_nothing, True
-    elif backend.current().handles(dt):
+    elif checks.has_kernels(OPERATOR, dt):
         launch = _launcher(problem, b, c, dt_limit, device)
-    elif device.type != "cpu":
-        raise NotImplementedError(f"mamba_segsum: no kernel for device {device}; supported are CUDA and CPU tensors")
     B_strides, C_strides = _kernel_strides(B), _kernel_strides(C)
     outputs = describe_outputs(problem, b, c)
     return _Plan(
@@ -403,15 +401,7 @@ def check_shape(
         raise _wrong("g_layout", repr(g_layout), " or ".join(map(repr, G_LAYOUTS)))
     problem = SegsumProblem(chunk_size, num_heads, n_groups, d_state, dtype, dt_dtype, A_dtype, bias_dtype, g_layout)
     check_supported(problem)
-    if device is None:
-        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
-    probe = torch.empty(0, device=device)
-    if not backend.current().handles(probe):
-        raise NotImplementedError(
-            f"mamba_segsum: no kernel for device {probe.device}; CPU tensors run through plain PyTorch"
-        )
-    backend.current().arch(probe.device)
-    return problem, probe.device
+    return problem, checks.kernel_device(OPERATOR, device)
 
 
 def warmup(**shape: Any) -> None:

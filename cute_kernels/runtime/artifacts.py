@@ -51,6 +51,12 @@ def load(kernel: Kernel, arch: str) -> Callable[..., Any] | None:
     return built.load()
 
 
+def pairs(kernels: Iterable[Kernel], archs: Iterable[str]) -> list[tuple[Kernel, str]]:
+    """Every kernel with each of these architectures that it is for."""
+    archs = tuple(archs)
+    return [(kernel, arch) for kernel in kernels for arch in archs if arch in kernel.archs]
+
+
 def build_all(kernels: Iterable[Kernel], archs: Iterable[str], out: Path, jobs: int) -> Iterator[Built]:
     """Compiles every kernel for every architecture into `out`, in `jobs` processes; yields each as it is done.
 
@@ -60,7 +66,7 @@ def build_all(kernels: Iterable[Kernel], archs: Iterable[str], out: Path, jobs: 
     # Fresh processes: a fork would copy the compiler's locks and threads in whatever state they are.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        tasks = {pool.submit(_build_one, kernel, arch, out): (kernel, arch) for kernel in kernels for arch in archs}
+        tasks = {pool.submit(_build_one, kernel, arch, out): (kernel, arch) for kernel, arch in pairs(kernels, archs)}
         try:
             for task in concurrent.futures.as_completed(tasks):
                 yield task.result()

@@ -8,6 +8,8 @@ import hashlib
 import shlex
 from typing import Any, ClassVar
 
+from cute_kernels.runtime import arch as arch_
+
 _SCALARS = (str, int, bool, float)
 
 
@@ -25,6 +27,7 @@ class Kernel:
     """
 
     operator: ClassVar[str]  # a C identifier: the public operator's name
+    archs: ClassVar[tuple[str, ...]] = arch_.NAMES  # that it compiles for
 
     def symbol(self) -> str:
         """The exported function's name: unique to these fields, because many kernels live in one process."""

@@ -1,0 +1,369 @@
+"""`hyena_block`: the complete Hyena block. The public function, its checks, and the way to the kernels.
+
+For x [B, L, D], with Lf = min(L, l_max) and all convolutions causal:
+
+    u  = LayerNorm(x; norm1) @ in_proj^T + bias                             [B, L, 3D]
+    x0, x1, v = the three parts of the short convolution (3 taps) of u      [B, D, Lf]
+    g  = v * x1
+    k  = hyena_filter(...)                                                  [D, Lf]
+    y  = (conv(g, k) + filter_bias * g) * x0, and 0 beyond Lf
+    r  = y @ out_proj^T + bias + x
+    out = gelu_tanh(LayerNorm(r; norm2) @ fc1^T + b1) @ fc2^T + b2 + r
+
+Source: Poli et al., "Hyena Hierarchy", arXiv:2302.10866; Nguyen et al., "HyenaDNA", arXiv:2306.15794; the public
+benchmark SOL-ExecBench L2/051.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from cute_kernels import checks
+from cute_kernels.hyena import precision as precision_
+from cute_kernels.hyena.compose import Composition
+from cute_kernels.hyena.params import (
+    NAMES,
+    ORDER,
+    HyenaBlockParams,
+    HyenaOptions,
+    HyenaProblem,
+    check_options,
+    readable,
+)
+from cute_kernels.runtime import backend
+from cute_kernels.runtime.kernel import Kernel
+
+OPERATOR = "hyena_block"
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedHyenaBlock:
+    """A filter and converted weights, made by `HyenaBlockParams.prepare`, given to `hyena_block` in place of params.
+
+    They are those of the weights at that time: after a change of the weights, prepare again.
+    """
+
+    params: HyenaBlockParams
+    precision: str
+    seq_len: int
+    buffer: Tensor  # [bytes] uint8
+
+
+def hyena_block(
+    x: Tensor,  # [B, L, D] fp32
+    params: HyenaBlockParams | PreparedHyenaBlock,
+    layer_norm_eps: float | None = None,
+    exp_mod_shift: float | None = None,
+    l_max: int | None = None,
+    filter_layout: str | None = None,
+    bias_in_filter: bool | None = None,
+    norm_len: int | None = None,
+    precision: str | None = None,
+    out: Tensor | None = None,  # [B, L, D] fp32
+) -> Tensor:
+    """The Hyena block, forward: norm, projection, short and long convolution, gates, and the MLP. [B, L, D] fp32.
+
+    Args:
+        x: Any strides; contiguous and 16-byte aligned is read in place, anything else is copied first.
+        params: The weights; or what `params.prepare(seq_len=L, precision=...)` made of them, so that the filter and the
+            weights' conversions, which depend on the weights alone, are not made again by this call. Nothing else is
+            kept from call to call.
+        layer_norm_eps, exp_mod_shift, l_max, filter_layout, bias_in_filter, norm_len: In place of those of params,
+            which are the public benchmark's unless set (1e-5, 0.05, 32768, "reshape", True, None). `HyenaBlockParams`
+            says what they mean.
+        precision: Of the matrix products and the long convolution. "highest" is fp32-accurate; "high" is TF32-class;
+            "medium" rounds operands to bf16. None reads torch's setting,
+            `torch.backends.cuda.matmul.fp32_precision` first. The filter is always made in fp32.
+        out: A contiguous, 16-byte aligned tensor to write to, which overlaps no input. Not differentiable.
+
+    On a GPU: D and d_inner multiples of 64, D from 64 to 1024, order 64. D = 128 and 256 on Hopper run on kernels,
+    other widths, and Blackwell, use PyTorch for most stages and are slower. CPU tensors of any size run through plain
+    PyTorch. Any B and L, 0 included. Any object with `__dlpack__` is accepted as x. Under autocast the block computes
+    in fp32. Gradients reach x, all weights and z: the backward recomputes the block in PyTorch, in fp32, and is slow;
+    there are none through prepared weights.
+
+    Raises:
+        ValueError: an argument is wrong: its rank, size, type, device or value.
+        TypeError: x is neither a tensor nor a DLPack array, or params are none.
+        NotImplementedError: the arguments are right, but no kernel covers them: D, d_inner, order or the GPU.
+        RuntimeError: gradients together with `out` or with prepared weights; or a CUDA graph is being captured before
+            `cute_kernels.warmup`.
+    """
+    prepared = None
+    if type(params) is PreparedHyenaBlock:
+        params, prepared = params.params, params
+    elif not isinstance(params, HyenaBlockParams):
+        must = "HyenaBlockParams, or what their prepare() returns"
+        raise TypeError(f"{OPERATOR}: params is of type {type(params).__qualname__}, but must be {must}")
+    given = (layer_norm_eps, exp_mod_shift, l_max, filter_layout, bias_in_filter, norm_len)
+    options = params.options if given == _NOTHING else _merge(params.options, given, prepared)
+    if prepared is not None:
+        _check_prepared(x, prepared, options, precision)
+    if torch.compiler.is_compiling():
+        return _through_dispatcher(x, params, options, precision, prepared, out)
+    if type(x) not in checks.PLAIN:
+        x = checks.as_tensor(OPERATOR, "x", x)
+    if (
+        not (params.plain and type(x) in checks.PLAIN)
+        or checks.is_observed()
+        or torch._C._is_any_autocast_enabled()
+        or (
+            torch.is_grad_enabled()
+            and (x.requires_grad or params.requires_grad or (isinstance(out, Tensor) and out.requires_grad))
+        )
+    ):
+        return _through_dispatcher(x, params, options, precision, prepared, out)
+    # Straight to the kernels: the dispatcher of torch.library would cost several times the launches.
+    precision = precision_.resolve(OPERATOR, precision) if prepared is None else prepared.precision
+    return run(x, params, options, precision, None if prepared is None else prepared.buffer, out)
+
+
+_NOTHING = (None,) * len(HyenaOptions._fields)
+
+
+def _merge(options: HyenaOptions, given: tuple, prepared: PreparedHyenaBlock | None) -> HyenaOptions:
+    changes = {name: value for name, value in zip(HyenaOptions._fields, given, strict=True) if value is not None}
+    changed = check_options(OPERATOR, options._replace(**changes))
+    if prepared is not None:
+        for name, was, now in zip(HyenaOptions._fields, options, changed, strict=True):
+            if was != now and name != "layer_norm_eps":
+                raise checks.wrong(OPERATOR, name, repr(now), f"{was!r}, as it was prepared")
+    return changed
+
+
+def _check_prepared(x: Tensor, prepared: PreparedHyenaBlock, options: HyenaOptions, precision: str | None) -> None:
+    if precision is not None and precision != prepared.precision:
+        raise checks.wrong(OPERATOR, "precision", repr(precision), f"{prepared.precision!r}, as it was prepared")
+    length = x.shape[1] if len(x.shape) == 3 else prepared.seq_len
+    if min(length, options.l_max) != min(prepared.seq_len, options.l_max):
+        must = f"of L = {prepared.seq_len} tokens, as params were prepared"
+        raise checks.wrong(OPERATOR, "x", f"of shape {list(x.shape)}", must)
+
+
+def _through_dispatcher(x, params, options, precision, prepared, out) -> Tensor:
+    if not torch.compiler.is_compiling():
+        checks.refuse_tangents(OPERATOR, x, *params.tensors, params.z)
+        precision = precision_.resolve(OPERATOR, precision)
+    buffer = None
+    if prepared is not None:
+        precision, buffer = prepared.precision, prepared.buffer
+        if torch.is_grad_enabled() and (x.requires_grad or params.requires_grad):
+            raise RuntimeError(
+                f"{OPERATOR}: prepared weights do not support automatic differentiation, but x or a weight requires "
+                "grad: give the params themselves, or call under torch.no_grad()"
+            )
+    args = (x, *params.tensors, params.z, buffer, *options, precision)
+    if out is None:
+        return torch.ops.cute_kernels.hyena_block(*args)
+    out = checks.as_tensor(OPERATOR, "out", out)
+    checks.refuse_gradients_of_out(OPERATOR, x, *params.tensors, params.z, out)
+    torch.ops.cute_kernels.hyena_block_out(*args, out)
+    return out
+
+
+# --- from arguments to a plan ----------------------------------------------------------------------------------------
+
+
+class _Plan(NamedTuple):
+    """What follows from the arguments' metadata, found once for each combination of them."""
+
+    composition: Composition
+    template: Tensor  # of the output: its metadata over one element, for empty_like
+    nbytes: int  # of the output
+    empty: bool  # nothing to compute
+
+
+_plans: dict[tuple, _Plan] = {}
+_MAX_PLANS = 4096  # a bound for callers whose batch never repeats
+
+
+def run(
+    x: Tensor,  # [B, L, D]
+    params: HyenaBlockParams,
+    options: HyenaOptions,
+    precision: str,
+    buffer: Tensor | None,  # prepared
+    out: Tensor | None,  # [B, L, D]
+) -> Tensor:
+    """The operator on plain tensors, below autograd."""
+    current = backend.current()
+    key = (x.shape, x.dtype, x.layout, x.device, params.device, params.problem, options, precision, current)
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _make_plan(x, params, options, precision)
+        if len(_plans) >= _MAX_PLANS:
+            _plans.clear()
+        _plans[key] = plan
+    if out is None:
+        out = torch.empty_like(plan.template)
+    else:
+        out = checks.as_tensor(OPERATOR, "out", out)
+        checks.check_output(OPERATOR, "out", out, x.shape, torch.float32, x.device, "x")
+        if not plan.empty:
+            inputs = (x, *params.tensors, params.z, buffer)
+            checks.check_memory(OPERATOR, ("out",), (out,), (plan.nbytes,), _INPUT_NAMES, inputs)
+        if not out.is_inference():
+            increment_version([out])  # autograd can't see a kernel write
+    composition = plan.composition
+    if buffer is not None and buffer.numel() != composition.constants.nbytes:
+        raise checks.wrong(
+            OPERATOR,
+            "params",
+            f"prepared to {buffer.numel()} bytes",
+            f"prepared for this precision, device and length, to {composition.constants.nbytes} bytes",
+        )
+    if plan.empty:
+        return out
+    with torch.no_grad():
+        weights = params.weights()
+        if buffer is None:
+            buffer = composition.make_constants(weights)
+        composition.run(readable(x), weights, buffer, out)
+    return out
+
+
+_INPUT_NAMES = ("x", *NAMES, "z", "prepared")
+
+
+def _make_plan(x: Tensor, params: HyenaBlockParams, options: HyenaOptions, precision: str) -> _Plan:
+    check_input(x, params.problem, params.device, options)
+    device = x.device
+    template = torch.empty(1, dtype=torch.float32, device=device).expand(x.shape)
+    composition = _composition(x, params.problem, options, precision)
+    empty = x.numel() == 0 or device.type == "meta"
+    return _Plan(composition, template, 4 * x.numel(), empty)
+
+
+def _composition(x: Tensor, problem: HyenaProblem, options: HyenaOptions, precision: str) -> Composition:
+    batch, length = x.shape[:2]
+    current = backend.current()
+    if not checks.has_kernels(OPERATOR, x):
+        return Composition.of_torch(problem, options, precision, length, x.device)
+    check_supported(problem)
+    arch = current.arch(x.device)  # NotImplementedError where there are no kernels for it
+    sm_count = current.sm_count(x.device)
+    composition = Composition.with_kernels(problem, options, precision, batch, length, x.device, arch, sm_count)
+    for kernel in composition.kernels:
+        current.function(kernel, x.device)
+    return composition
+
+
+def prepare(params: HyenaBlockParams, seq_len: int, precision: str | None) -> PreparedHyenaBlock:
+    """`HyenaBlockParams.prepare`."""
+    name = "HyenaBlockParams.prepare"
+    if not isinstance(seq_len, int) or seq_len < 0:
+        raise checks.wrong(name, "seq_len", repr(seq_len), "an int from 0")
+    precision = precision_.resolve(name, precision)
+    x = torch.empty(1, 1, 1, device=params.device).expand(1, seq_len, params.problem.width)
+    check_input(x, params.problem, params.device, params.options)
+    composition = _composition(x, params.problem, params.options, precision)
+    with torch.no_grad():
+        if seq_len and x.device.type != "meta":
+            buffer = composition.make_constants(params.weights())
+        else:
+            buffer = composition.constants.empty(x.device)
+    return PreparedHyenaBlock(params, precision, seq_len, buffer)
+
+
+# --- without a call --------------------------------------------------------------------------------------------------
+
+
+def check_shape(
+    *,
+    d_model: int,
+    d_inner: int,
+    emb_dim: int = 5,
+    filter_order: int = ORDER,
+    filter_layout: str = "reshape",
+    bias_in_filter: bool = True,
+    stored_z: bool = False,
+    precision: str | None = None,
+    device: torch.device | str | int | None = None,
+) -> tuple[HyenaProblem, HyenaOptions, str, torch.device]:
+    """The problem, its options, the precision's name and the device.
+
+    ValueError where an argument is wrong, NotImplementedError where no kernel covers it. precision is torch's unless
+    given; the device is the current CUDA device unless given.
+    """
+    sizes = {"d_model": d_model, "d_inner": d_inner, "emb_dim": emb_dim, "filter_order": filter_order}
+    for name, value in sizes.items():
+        if not isinstance(value, int) or value < 1:
+            raise checks.wrong(OPERATOR, name, repr(value), "a positive int")
+    if emb_dim < 3 or emb_dim % 2 == 0:
+        raise checks.wrong(OPERATOR, "emb_dim", emb_dim, "odd and at least 3")
+    options = check_options(OPERATOR, HyenaOptions(filter_layout=filter_layout, bias_in_filter=bias_in_filter))
+    precision = precision_.resolve(OPERATOR, precision)
+    problem = HyenaProblem(d_model, d_inner, filter_order, emb_dim, 1 if stored_z else None)
+    check_supported(problem)
+    return problem, options, precision, checks.kernel_device(OPERATOR, device)
+
+
+def warmup(**shape: Any) -> None:
+    """Loads or compiles the kernels of a block for any batch and length. Takes what `check_shape` takes."""
+    problem, options, precision, device = check_shape(**shape)
+    current = backend.current()
+    for kernel in _kernels(problem, options, precision, current.arch(device), current.sm_count(device)):
+        current.function(kernel, device)
+
+
+def prebuilt_kernels() -> list[Kernel]:
+    """Kernels of the official shape and of HyenaDNA's, for an H200's or B200's number of SMs."""
+    benchmark, hyena_dna = HyenaOptions(), HyenaOptions(filter_layout="transpose", bias_in_filter=False)
+    cases = [(HyenaProblem(256, 1024, ORDER, 5, None), benchmark, precision) for precision in precision_.NAMES]
+    cases += [(HyenaProblem(256, 1024, ORDER, 5, 1), hyena_dna, precision) for precision in ("highest", "high")]
+    kernels = {}
+    for arch, sm_count in (("sm_90a", 132), ("sm_100a", 148)):
+        for case in cases:
+            kernels.update(dict.fromkeys(_kernels(*case, arch, sm_count)))
+    return list(kernels)
+
+
+def _kernels(problem: HyenaProblem, options: HyenaOptions, precision: str, arch: str, sm_count: int) -> list[Kernel]:
+    """The kernels that some batch and length ask for, each once."""
+    device = torch.device("cuda")
+    lengths = sorted({2**k + offset for k in range(22) for offset in (-1, 0, 1)} - {0})
+    found = {}
+    for length in lengths:
+        for batch in (1, 2, 4, 8, 1 << 20):
+            composition = Composition.with_kernels(problem, options, precision, batch, length, device, arch, sm_count)
+            found.update(dict.fromkeys(composition.kernels))
+    return list(found)
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+def check_input(x: Tensor, problem: HyenaProblem, device: torch.device, options: HyenaOptions) -> None:
+    """ValueError where x is wrong for the weights. Reads metadata alone, fake tensors' too."""
+    if x.dim() != 3:
+        raise checks.wrong(OPERATOR, "x", f"of shape {list(x.shape)}", "[B, L, D], of rank 3")
+    if x.layout != torch.strided:
+        raise checks.wrong(OPERATOR, "x", f"a {x.layout} tensor", "a strided tensor")
+    if x.dtype != torch.float32:
+        raise checks.wrong(OPERATOR, "x", f"of type {checks.dtype_name(x.dtype)}", "float32")
+    if x.shape[2] != problem.width:
+        must = f"[B, L, {problem.width}], as the weights have D = {problem.width}"
+        raise checks.wrong(OPERATOR, "x", f"of shape {list(x.shape)}", must)
+    if x.device != device:
+        raise checks.wrong(OPERATOR, "x", f"on {x.device}", f"on {device} like the weights")
+    if problem.z_rows is not None and problem.z_rows < options.l_max and x.shape[1] > problem.z_rows:
+        raise checks.wrong(
+            OPERATOR, "x", f"of shape {list(x.shape)}", f"of at most {problem.z_rows} tokens, as z has that many rows"
+        )
+
+
+def check_supported(problem: HyenaProblem) -> None:
+    """NotImplementedError where the problem is right, but has no kernel."""
+    if problem.width % 64 or problem.width > 1024:
+        raise NotImplementedError(
+            f"{OPERATOR}: no kernel for D = {problem.width}; supported are multiples of 64 from 64 to 1024"
+        )
+    if problem.inner % 64:
+        raise NotImplementedError(f"{OPERATOR}: no kernel for d_inner = {problem.inner}; supported are multiples of 64")
+    if problem.order != ORDER:
+        raise NotImplementedError(f"{OPERATOR}: no kernel for a filter of order {problem.order}; supported is {ORDER}")

@@ -1,0 +1,195 @@
+"""`causal_long_conv`: a causal convolution as long as the sequence, with a skip and two gates.
+
+g = u * pre_gate
+y[b, d, t] = post_gate * (sum over s <= t of k[d, s] g[b, d, t - s] + skip[d] * g)
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from cute_kernels import checks
+from cute_kernels.hyena import precision as precision_
+from cute_kernels.hyena import torch_path
+from cute_kernels.runtime import backend
+from cute_kernels.runtime.kernel import Kernel
+
+OPERATOR = "causal_long_conv"
+SLICE_ELEMENTS = 1 << 27  # of u, that go through one FFT: a bound of its memory
+
+
+def causal_long_conv(
+    u: Tensor,  # [B, D, L] fp32
+    k: Tensor,  # [D, Lk] fp32
+    skip: Tensor | None = None,  # [D] fp32
+    pre_gate: Tensor | None = None,  # [B, D, L] fp32
+    post_gate: Tensor | None = None,  # [B, D, L] fp32
+    precision: str | None = None,
+    out: Tensor | None = None,  # [B, D, L] fp32
+) -> Tensor:
+    """post_gate * (conv(g, k) + skip * g) with g = u * pre_gate, [B, D, L] fp32. A gate not given is 1, a skip 0.
+
+    Args:
+        u: Any strides.
+        k: The filter; zero-padded to L where it is shorter, cut where it is longer.
+        skip: Weight of the unconvolved input.
+        pre_gate, post_gate: Factors before and after.
+        precision: "highest" is fp32-accurate, "high" TF32-class, "medium" rounds operands to bf16; None reads torch's
+            setting, as `hyena_block` does.
+        out: A contiguous, 16-byte aligned tensor to write to, which overlaps no input. Not differentiable.
+
+    Any B, D and L, 0 included. Above L = 32768, and on a CPU, the convolution is torch.fft's. DLPack arrays,
+    autocast, torch.compile, gradients (of all five tensors) and errors: as `hyena_block`.
+    """
+    if torch.compiler.is_compiling():
+        return _through_dispatcher(u, k, skip, pre_gate, post_gate, precision, out)
+    tensors = (u, k, skip, pre_gate, post_gate)
+    if u is None or k is None or not {type(t) for t in tensors} <= checks.PLAIN_OR_NONE:
+        tensors = tuple(
+            None if t is None and name not in ("u", "k") else checks.as_tensor(OPERATOR, name, t)
+            for name, t in zip(_INPUT_NAMES, tensors, strict=True)
+        )
+    if (
+        not {type(t) for t in tensors} <= checks.PLAIN_OR_NONE
+        or checks.is_observed()
+        or torch._C._is_any_autocast_enabled()
+        or (
+            torch.is_grad_enabled()
+            and any(t is not None and t.requires_grad for t in (*tensors, out if isinstance(out, Tensor) else None))
+        )
+    ):
+        return _through_dispatcher(*tensors, precision, out)
+    return run(*tensors, precision_.resolve(OPERATOR, precision), out)
+
+
+_INPUT_NAMES = ("u", "k", "skip", "pre_gate", "post_gate")
+
+
+def _through_dispatcher(u, k, skip, pre_gate, post_gate, precision, out) -> Tensor:
+    if not torch.compiler.is_compiling():
+        checks.refuse_tangents(OPERATOR, u, k, skip, pre_gate, post_gate)
+        precision = precision_.resolve(OPERATOR, precision)
+    args = (u, k, skip, pre_gate, post_gate, precision)
+    if out is None:
+        return torch.ops.cute_kernels.causal_long_conv(*args)
+    out = checks.as_tensor(OPERATOR, "out", out)
+    checks.refuse_gradients_of_out(OPERATOR, u, k, skip, pre_gate, post_gate, out)
+    torch.ops.cute_kernels.causal_long_conv_out(*args, out)
+    return out
+
+
+class _Plan(NamedTuple):
+    """What follows from the arguments' metadata, found once for each combination of them."""
+
+    template: Tensor  # of the output: its metadata over one element, for empty_like
+    nbytes: int  # of the output
+    empty: bool  # nothing to compute
+    rows: int  # batch rows that PyTorch computes at a time
+
+
+_plans: dict[tuple, _Plan] = {}
+_MAX_PLANS = 4096  # a bound for callers whose batch never repeats
+
+
+def run(
+    u: Tensor,  # [B, D, L]
+    k: Tensor,  # [D, Lk]
+    skip: Tensor | None,  # [D]
+    pre_gate: Tensor | None,  # [B, D, L]
+    post_gate: Tensor | None,  # [B, D, L]
+    precision: str,
+    out: Tensor | None,  # [B, D, L]
+) -> Tensor:
+    """The operator on plain tensors, below autograd."""
+    inputs = (u, k, skip, pre_gate, post_gate)
+    key = (
+        *((None if t is None else (t.shape, t.dtype, t.layout, t.device)) for t in inputs),
+        precision,
+        backend.current(),
+    )
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _make_plan(*inputs)
+        if len(_plans) >= _MAX_PLANS:
+            _plans.clear()
+        _plans[key] = plan
+    if out is None:
+        out = torch.empty_like(plan.template)
+    else:
+        out = checks.as_tensor(OPERATOR, "out", out)
+        checks.check_output(OPERATOR, "out", out, u.shape, torch.float32, u.device, "u")
+        if not plan.empty:
+            checks.check_memory(OPERATOR, ("out",), (out,), (plan.nbytes,), _INPUT_NAMES, inputs)
+        if not out.is_inference():
+            increment_version([out])  # autograd can't see a kernel write
+    if plan.empty:
+        return out
+    with torch.no_grad(), precision_.products(precision, u.device):
+        for first in range(0, u.shape[0], plan.rows):
+            rows = slice(first, first + plan.rows)
+            gates = (None if t is None else t[rows] for t in (pre_gate, post_gate))
+            out[rows] = torch_path.causal_long_conv(u[rows], k, skip, *gates, precision)
+    return out
+
+
+def _make_plan(u, k, skip, pre_gate, post_gate) -> _Plan:
+    check_inputs(u, k, skip, pre_gate, post_gate)
+    if checks.has_kernels(OPERATOR, u):
+        backend.current().arch(u.device)  # NotImplementedError where there are no kernels for it
+    template = torch.empty(1, dtype=torch.float32, device=u.device).expand(u.shape)
+    rows = max(1, SLICE_ELEMENTS // max(u.shape[1] * u.shape[2], 1))
+    return _Plan(template, 4 * u.numel(), u.numel() == 0 or u.device.type == "meta", rows)
+
+
+def check_inputs(
+    u: Tensor,  # [B, D, L]
+    k: Tensor,  # [D, Lk]
+    skip: Tensor | None,  # [D]
+    pre_gate: Tensor | None,  # [B, D, L]
+    post_gate: Tensor | None,  # [B, D, L]
+) -> None:
+    """ValueError where an argument is wrong, whatever computes with it. Reads metadata alone, fake tensors' too."""
+    shapes = {"u": "[B, D, L]", "k": "[D, Lk]", "skip": "[D]", "pre_gate": "[B, D, L]", "post_gate": "[B, D, L]"}
+    named = dict(zip(_INPUT_NAMES, (u, k, skip, pre_gate, post_gate), strict=True))
+    named = {name: t for name, t in named.items() if t is not None}
+    for name, t in named.items():
+        rank = shapes[name].count(",") + 1
+        if t.dim() != rank:
+            raise checks.wrong(OPERATOR, name, f"of shape {list(t.shape)}", f"{shapes[name]}, of rank {rank}")
+        if t.layout != torch.strided:
+            raise checks.wrong(OPERATOR, name, f"a {t.layout} tensor", "a strided tensor")
+        if t.dtype != torch.float32:
+            raise checks.wrong(OPERATOR, name, f"of type {checks.dtype_name(t.dtype)}", "float32")
+        if t.device != u.device:
+            raise checks.wrong(OPERATOR, name, f"on {t.device}", f"on {u.device} like u")
+    width = u.shape[1]
+    for name in ("k", "skip"):
+        if name in named and named[name].shape[0] != width:
+            must = f"[{width}, Lk]" if name == "k" else f"[{width}]"
+            raise checks.wrong(OPERATOR, name, f"of shape {list(named[name].shape)}", f"{must}, as u has D = {width}")
+    for name in ("pre_gate", "post_gate"):
+        if name in named and any(named[name].shape[i] != u.shape[i] for i in range(3)):
+            raise checks.wrong(OPERATOR, name, f"of shape {list(named[name].shape)}", f"{list(u.shape)} like u")
+
+
+# --- without a call --------------------------------------------------------------------------------------------------
+
+
+def check_shape(*, precision: str | None = None, device: torch.device | str | int | None = None) -> torch.device:
+    """The device. ValueError where an argument is wrong, NotImplementedError where no kernels run on the device."""
+    precision_.resolve(OPERATOR, precision)
+    return checks.kernel_device(OPERATOR, device)
+
+
+def warmup(**shape: Any) -> None:
+    """Loads or compiles the kernels for any shape. Takes what `check_shape` takes."""
+    check_shape(**shape)
+
+
+def prebuilt_kernels() -> list[Kernel]:
+    """None yet."""
+    return []

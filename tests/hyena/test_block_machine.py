@@ -1,0 +1,45 @@
+"""The whole block through the public function, its kernels on the PTX machine."""
+
+import pytest
+
+import cute_kernels
+from reference import hyena, hyena_inputs
+
+from .helpers import make, rel_l2
+
+pytest.importorskip("cutlass")
+machine = pytest.importorskip("reference.ptx.machine")
+
+LIMITS = {"highest": 3e-6, "high": 1e-3, "medium": 1e-2}  # relative L2 on stress inputs
+
+
+@pytest.mark.parametrize("kind", hyena_inputs.SETS)
+@pytest.mark.parametrize("precision", LIMITS)
+def test_block(kind, precision):
+    x, params, inputs = make(kind, batch=2, length=43, width=128, inner=128)
+    with machine.ptx_machine("sm_90a") as m:
+        out = cute_kernels.hyena_block(x, params, precision=precision)
+        launches = len(m.reports)
+        prepared = params.prepare(seq_len=43, precision=precision)
+        again = cute_kernels.hyena_block(x, prepared)
+    assert launches > 1
+    assert rel_l2(out, hyena.block(inputs)["out"]) < LIMITS[precision]
+    assert (again == out).all()
+
+
+OPTIONS = {"l_max": 20, "filter_layout": "transpose", "bias_in_filter": False, "norm_len": 50}
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_options(arch):
+    x, params, inputs = make(batch=1, length=33, width=128, inner=128)
+    with machine.ptx_machine(arch):
+        out = cute_kernels.hyena_block(x, params, **OPTIONS, precision="highest")
+    assert rel_l2(out, hyena.block(inputs, **OPTIONS)["out"]) < LIMITS["highest"]
+
+
+def test_width_without_kernels_for_every_stage():
+    x, params, inputs = make(batch=1, length=17)
+    with machine.ptx_machine("sm_90a"):
+        out = cute_kernels.hyena_block(x, params)
+    assert rel_l2(out, hyena.block(inputs)["out"]) < LIMITS["highest"]
