@@ -22,6 +22,7 @@ from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
+from cute_kernels.device.copy import store_evict_first
 from cute_kernels.device.engine import mma_engine, ring_state
 from cute_kernels.device.math import select
 from cute_kernels.mamba.segsum_config import SegsumKernel, k_tile
@@ -30,6 +31,7 @@ from cute_kernels.runtime.kernel import compile_options
 
 VECTOR = 8  # elements of a 16-byte store
 SCAN_THREADS = 256
+PREFETCHED_BYTES = 24 << 20  # less than half of an H200's L2 cache
 BLOCK = 16  # columns whose elements of M go through the same row, whatever the tiles: the last of these columns
 
 
@@ -53,6 +55,8 @@ class Segsum:
         self.grid_i, self.grid_j, self.grid_h = Q // key.tile_i, Q // key.tile_j, H // key.head_tile
         self.tasks = self.grid_i * self.grid_j * self.grid_h  # of one chunk
         self.scan_tile = max(d for d in range(1, 5) if H % d == 0)
+        # chunks whose B and C the first kernel has brought to L2: those after them would drive out the first
+        self.prefetched = PREFETCHED_BYTES // (2 * Q * G * key.d_state * self.dtype.width // 8)
         # rows of L of one task: a part of one head, or whole heads
         share = -(-H * Q // self.tasks)
         one_pass = key.threads * VECTOR // Q  # rows of L that the threads cover at once
@@ -95,6 +99,7 @@ class Segsum:
         class Storage:
             ab_mbar: cute.struct.MemRange[Int64, engine.stages * 2]
             acc_mbar: cute.struct.MemRange[Int64, 2]
+            sums_mbar: cute.struct.MemRange[Int64, 1]
             tmem_ptr: Int32
             sB: cute.struct.Align[cute.struct.MemRange[self.dtype, max(cute.cosize(b_layout), 2 * sums_size)], 1024]
             sC: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(c_layout)], 1024]
@@ -103,7 +108,10 @@ class Segsum:
         self.Storage = Storage
         chunks = mdt.shape[0] * mdt.shape[1]
         self.scan_kernel.set_name_prefix("mamba_segsum_scan", remove_cutlass_symbol=True, keep_mangled_name=False)
-        self.scan_kernel(mdt, mA_log, mbias, mA_cumsum, mstates, msums, dt_min, dt_max).launch(
+        self.scan_kernel(
+            mdt, mA_log, mbias, atom_b, tma_b, atom_c, tma_c, b_layout, c_layout, mA_cumsum, mstates, msums,
+            dt_min, dt_max,
+        ).launch(
             grid=(chunks * (key.num_heads // self.scan_tile), 1, 1), block=(SCAN_THREADS, 1, 1), stream=stream
         )
         self.kernel.set_name_prefix("mamba_segsum", remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -121,13 +129,19 @@ class Segsum:
         mdt: cute.Tensor,  # (b, c, Q, H)
         mA_log: cute.Tensor,  # (H,)
         mbias: cute.Tensor | None,  # (H,)
+        atom_b: cute.CopyAtom,
+        tma_b: cute.Tensor,  # (Q, N, G, c, b)
+        atom_c: cute.CopyAtom,
+        tma_c: cute.Tensor,  # (Q, N, G, c, b)
+        b_layout: cute.ComposedLayout,
+        c_layout: cute.ComposedLayout,
         mA_cumsum: cute.Tensor,  # (b, H, c, Q)
         mstates: cute.Tensor,  # (b, H, c, Q)
         msums: cute.Tensor,  # (b, c, H, Q, 2)
         dt_min: Float32,
         dt_max: Float32,
     ):
-        """``scan_tile`` heads of one chunk."""
+        """``scan_tile`` heads of one chunk; and has B and C brought to the L2 cache."""
         cute.arch.griddepcontrol_launch_dependents()
         Q, H, heads = self.key.chunk_size, self.key.num_heads, self.scan_tile
         bidx = cute.arch.block_idx()[0]
@@ -136,6 +150,10 @@ class Segsum:
         n_chunks = mdt.shape[1]
         b = chunk // n_chunks
         c = chunk - b * n_chunks
+        if chunk < self.prefetched:
+            part = bidx - chunk * (H // heads)
+            self.prefetch_operand(atom_b, tma_b[None, None, None, c, b], b_layout, self.key.tile_j, part)
+            self.prefetch_operand(atom_c, tma_c[None, None, None, c, b], c_layout, self.key.tile_i, part)
         work = memory.SmemAllocator().allocate_tensor(Float32, sums_layout(Q, heads), byte_alignment=16)
         sums = cute.domain_offset((0, 0, h0), self.workspace(msums, chunk))
         # the fixed inner stride lets a lane store its rows in vectors
@@ -151,16 +169,45 @@ class Segsum:
             work, sums, gA_cumsum, gstates, dt_min, dt_max, heads, SCAN_THREADS,
         )  # fmt: skip
 
+    @cute.jit
+    def prefetch_operand(
+        self,
+        atom: cute.CopyAtom,
+        gX: cute.Tensor,  # (Q, N, G): B or C of one chunk
+        layout: cute.ComposedLayout,  # of its tiles in shared memory
+        rows: cutlass.Constexpr,  # of a tile
+        part: Int32,
+    ):
+        """One scanning block's part of a chunk's B or C, from DRAM to L2.
+
+        DRAM loses time at every change from writing to reading: the same loads under the stores of the second kernel
+        cost three times as much as they do here, where little is written.
+        """
+        pieces = cute.local_tile(gX, (rows, self.kt), (None, None, None))  # (row, k, row tile, k tile, group)
+        smem = cute.make_tensor(cute.make_ptr(self.dtype, 0, cute.AddressSpace.smem, assumed_align=1024), layout)
+        _, tXgX = cpasync.tma_partition(
+            atom, 0, cute.make_layout(1), cute.group_modes(smem, 0, 2), cute.group_modes(pieces, 0, 2)
+        )
+        tXgX = cute.group_modes(tXgX, 1)  # (piece, all pieces of the chunk)
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        warps = SCAN_THREADS // 32
+        blocks = self.key.num_heads // self.scan_tile
+        for n in cutlass.range(part * warps + warp, cute.size(tXgX, mode=[1]), blocks * warps, unroll=1):
+            with cute.arch.elect_one():
+                cute.prefetch(atom, tXgX[None, n])
+
     def sums_layouts(self):
         """A block's sums in shared memory: of its rows (hi | lo, head, row), decays to them from blocks of columns
-        (head, row, block), sums of its columns (hi | lo, head, column) and of its part of L (hi | lo, Q, head)."""
+        (head, row, block), sums of its columns (hi | lo, head, column) and of its part of L (hi | lo, Q, head); and L's
+        vectors on the diagonal (4 words, row, head)."""
         key, heads = self.key, self.key.head_tile
-        pitch = 2 * key.tile_j + 2  # spreads the heads over the banks
+        row_pitch, pitch = 2 * key.tile_i + 4, 2 * key.tile_j + 4  # spread the heads over the banks
         return (
-            cute.make_layout((2, heads, key.tile_i)),
+            cute.make_layout((2, heads, key.tile_i), stride=(1, row_pitch, 2)),
             cute.make_layout((heads, key.tile_i, key.tile_j // BLOCK)),
             cute.make_layout((2, heads, key.tile_j), stride=(1, pitch, 2)),
             cute.make_layout((2, key.chunk_size, self.l_heads)),
+            cute.make_layout((4, self.l_rows, self.l_heads)),
         )
 
     def workspace(self, msums, chunk):
@@ -214,9 +261,12 @@ class Segsum:
         for layout in self.sums_layouts():
             tensors.append(cute.make_tensor(ptr, layout))
             ptr = ptr + aligned_size(layout)
-        sRow, sFactor, sColumn, sL = tensors
+        sRow, sFactor, sColumn, sL, sDiagonal = tensors
 
         ring = engine.ring(storage.ab_mbar.data_ptr())
+        sums_mbar = storage.sums_mbar.data_ptr()
+        if tidx == 0:
+            cute.arch.mbarrier_init(sums_mbar, 1)
         engine.begin(storage)
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
@@ -250,20 +300,23 @@ class Segsum:
                     sG[i, j, g] = values[v]
         cute.arch.sync_threads()
         self.engine.end(acc)
+        l0 = task * self.l_rows * self.l_heads  # first row of the block's part of L among the chunk's H * Q
+        # The sums come by bulk copies: ordinary loads would queue behind the stores of all blocks of the SM. One warp
+        # waits for the first kernel, the others write G in the meantime.
+        if warp == key.threads // 32 - 1:
+            cute.arch.griddepcontrol_wait()
+            self.load_sums(self.workspace(msums, chunk), sums_mbar, sRow, sColumn, sL, i0, j0, h0, l0, causal)
         if cutlass.const_expr(key.per_group):
             self.write_groups(sG, mG, chunk, i0, j0, g0)
         else:
             self.write_products(sG, mG, chunk, i0, j0, h0)
 
-        cute.arch.griddepcontrol_wait()
-        l0 = task * self.l_rows * self.l_heads  # first row of the block's part of L among the chunk's H * Q
-        self.load_sums(self.workspace(msums, chunk), sRow, sColumn, sL, i0, j0, h0, l0, causal)
-        cute.arch.cp_async_wait_group(0)
-        cute.arch.sync_threads()
+        cute.arch.mbarrier_wait(sums_mbar, 0)
         if causal:
             self.make_factors(sRow, sColumn, sFactor)
-        self.write_decays(sL, mL, b, c, l0)
+        self.make_diagonal(sL, sDiagonal, l0)
         cute.arch.sync_threads()
+        self.write_decays(sL, sDiagonal, mL, b, c, l0)
         self.write_masked(sG, sRow, sFactor, sColumn, mM, chunk, i0, j0, h0)
 
     @cute.jit
@@ -292,6 +345,7 @@ class Segsum:
     def load_sums(
         self,
         gsums: cute.Tensor,  # (hi | lo, Q, H)
+        mbar: cute.Pointer,
         sRow: cute.Tensor,  # (hi | lo, head, row)
         sColumn: cute.Tensor,  # (hi | lo, head, column)
         sL: cute.Tensor,  # (hi | lo, Q, head)
@@ -301,23 +355,36 @@ class Segsum:
         l0: Int32,
         causal: Boolean,
     ):
-        """Starts copying the block's sums to shared memory: of its rows, its columns, and its part of L."""
-        key, threads = self.key, self.key.threads
-        tidx = cute.arch.thread_idx()[0]
-        pair = cute.make_copy_atom(cpasync.CopyG2SOp(), Float32, num_bits_per_copy=64)
-        head = l0 // key.chunk_size
-        for n in cutlass.range(tidx, key.chunk_size * self.l_heads, threads, unroll=1):
-            h, r = n // key.chunk_size, n % key.chunk_size
-            if head + h < key.num_heads:
-                cute.copy(pair, gsums[None, r, head + h], sL[None, r, h])
+        """Starts copying the block's sums to shared memory: of its rows, its columns, and its part of L (one warp)."""
+        key = self.key
+        bulk = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32)
+        lane = cute.arch.lane_idx()
+        first = l0 // key.chunk_size
+        l_heads = cutlass.min(cutlass.max(key.num_heads - first, 0), self.l_heads)
+        pairs = l_heads * key.chunk_size
         if causal:
-            for n in cutlass.range(tidx, key.tile_i * key.head_tile, threads, unroll=1):
-                h, row = n // key.tile_i, n % key.tile_i
-                cute.copy(pair, gsums[None, i0 + row, h0 + h], sRow[None, h, row])
-            for n in cutlass.range(tidx, key.tile_j * key.head_tile, threads, unroll=1):
-                h, column = n // key.tile_j, n % key.tile_j
-                cute.copy(pair, gsums[None, j0 + column, h0 + h], sColumn[None, h, column])
-        cute.arch.cp_async_commit_group()
+            pairs += key.head_tile * (key.tile_i + key.tile_j)
+        if lane == 0:
+            cute.arch.mbarrier_arrive_and_expect_tx(mbar, pairs * 8)
+        cute.arch.sync_warp()
+        for h in cutlass.range(lane, l_heads, 32, unroll=1):
+            self.copy_pairs(bulk, gsums[None, None, first + h], sL[None, None, h], mbar)
+        if causal:
+            gRow = cute.local_tile(gsums, (2, key.tile_i, 1), (0, i0 // key.tile_i, None))
+            gColumn = cute.local_tile(gsums, (2, key.tile_j, 1), (0, j0 // key.tile_j, None))
+            for h in cutlass.range(lane, key.head_tile, 32, unroll=1):
+                self.copy_pairs(bulk, gRow[None, None, 0, h0 + h], sRow[None, h, None], mbar)
+                self.copy_pairs(bulk, gColumn[None, None, 0, h0 + h], sColumn[None, h, None], mbar)
+
+    @cute.jit
+    def copy_pairs(
+        self,
+        bulk: cute.CopyAtom,
+        gPairs: cute.Tensor,  # (hi | lo, n), contiguous
+        sPairs: cute.Tensor,  # (hi | lo, n)
+        mbar: cute.Pointer,
+    ):
+        cute.copy(bulk, cute.group_modes(gPairs, 0, 2), cute.group_modes(sPairs, 0, 2), mbar_ptr=mbar)
 
     @cute.jit
     def make_factors(
@@ -336,63 +403,70 @@ class Segsum:
             sFactor[h, row, block] = decay(difference(sum_i[0], sum_i[1], sum_j[0], sum_j[1]))
 
     @cute.jit
+    def make_diagonal(
+        self,
+        sL: cute.Tensor,  # (hi | lo, Q, head)
+        sDiagonal: cute.Tensor,  # (4 words, row, head)
+        l0: Int32,
+    ):
+        """Of every row of the block's part of L the vector that holds its last element, ready to be stored."""
+        values = cute.make_rmem_tensor(VECTOR, Float32)
+        i0 = l0 % self.key.chunk_size
+        rows = self.l_rows * cutlass.min(cutlass.max(self.key.num_heads - l0 // self.key.chunk_size, 0), self.l_heads)
+        for n in cutlass.range(cute.arch.thread_idx()[0], rows, self.key.threads, unroll=1):
+            head, row = n // self.l_rows, n % self.l_rows
+            i = i0 + row
+            j = i // VECTOR * VECTOR
+            for k in cutlass.range_constexpr(VECTOR):
+                value = decay(difference(sL[0, i, head], sL[1, i, head], sL[0, j + k, head], sL[1, j + k, head]))
+                values[k] = select(i >= j + k, value, Float32(0.0))
+            cute.autovec_copy(cute.recast_tensor(self.rounded(values), Float32), sDiagonal[None, row, head])
+
+    @cute.jit
     def write_decays(
         self,
         sL: cute.Tensor,  # (hi | lo, Q, head)
+        sDiagonal: cute.Tensor,  # (4 words, row, head)
         mL: cute.Tensor,  # (b, H, c, Q, Q)
         b: Int32,
         c: Int32,
         l0: Int32,
     ):
         """``l_rows`` rows of L of ``l_heads`` heads."""
-        Q, H, rows, threads = self.key.chunk_size, self.key.num_heads, self.l_rows, self.key.threads
+        Q, H, rows = self.key.chunk_size, self.key.num_heads, self.l_rows
         lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        # A warp covers 64 columns and walks over the rows, four at a time: above the diagonal it writes zeros, on it
-        # takes differences, and below it products of two decays: to the row from its last column, and to that from
-        # each. Each is a loop without branches. A thread keeps 8 columns.
-        lanes = 64 // VECTOR
-        warp_rows, warp_cols = 32 // lanes, Q // 64
-        step = threads // 32 // warp_cols * warp_rows
-        block = warp % warp_cols * 64
-        v = block // VECTOR + lane % lanes
-        j = v * VECTOR
-        warp_first = warp // warp_cols * warp_rows
-        first = warp_first + lane // lanes
+        # A warp writes whole rows, one after the other; a lane keeps its 8 columns. Below the diagonal their elements
+        # are products of two decays: from each column to the last of them, and on to the row.
+        lanes = Q // VECTOR
+        v, warp_rows = lane % lanes, rows // (self.key.threads // 32)
+        first = warp * warp_rows + lane // lanes
         i0 = l0 % Q
-        # passes whose rows all lie above the block, and passes before all of them lie below it
-        passes = rows // step
-        zeros = cutlass.min(cutlass.max(block - warp_rows - i0 - warp_first + step, 0) // step, passes)
-        mixed = cutlass.min(cutlass.max(block + 63 - i0 - warp_first + step - 1, 0) // step, passes)
-        values, tJ = cute.make_rmem_tensor(VECTOR, Float32), cute.make_rmem_tensor(VECTOR, Float32)
+        tJ, values = cute.make_rmem_tensor(VECTOR, Float32), cute.make_rmem_tensor(VECTOR, Float32)
         pairs = cute.make_rmem_tensor((2, VECTOR), Float32)
+        diagonal = cute.make_rmem_tensor(4, Int32)
         for head in cutlass.range(self.l_heads, unroll=1):
             h = l0 // Q + head
             if h < H:
                 offset = ((Int64(b) * H + h) * mL.shape[2] + c) * (Q * Q) + i0 * Q
                 gL = cute.make_tensor(
-                    mL.iterator + cute.assume(offset, divby=Q), cute.make_layout((VECTOR, Q // VECTOR, rows))
+                    mL.iterator + cute.assume(offset, divby=Q), cute.make_layout((VECTOR, lanes, rows))
                 )
                 sums = sL[None, None, head]  # (hi | lo, Q)
-                values.fill(0.0)
-                for p in cutlass.range(zeros, unroll=4):
-                    self.write(values, gL[None, v, first + p * step])
                 cute.autovec_copy(cute.flat_divide(sums, (2, VECTOR))[None, None, 0, v], pairs)
-                for p in cutlass.range(zeros, mixed, unroll=1):
-                    i = i0 + first + p * step
-                    hi, lo = sums[0, i], sums[1, i]
-                    for k in cutlass.range_constexpr(VECTOR):
-                        value = decay(difference(hi, lo, pairs[0, k], pairs[1, k]))
-                        values[k] = select(i >= j + k, value, Float32(0.0))
-                    self.write(values, gL[None, v, i - i0])
                 hi_j, lo_j = pairs[0, VECTOR - 1], pairs[1, VECTOR - 1]
                 for k in cutlass.range_constexpr(VECTOR):
                     tJ[k] = decay(difference(hi_j, lo_j, pairs[0, k], pairs[1, k]))
-                for p in cutlass.range(mixed, passes, unroll=2):
-                    i = i0 + first + p * step
+                for row in cutlass.range(first, first + warp_rows, 32 // lanes, unroll=2):
+                    i = i0 + row
                     factor = decay(difference(sums[0, i], sums[1, i], hi_j, lo_j))
                     for k in cutlass.range_constexpr(VECTOR):
                         values[k] = factor * tJ[k]
-                    self.write(values, gL[None, v, i - i0])
+                    words = cute.recast_tensor(self.rounded(values), Int32)
+                    cute.autovec_copy(cute.recast_tensor(sDiagonal[None, row, head], Int32), diagonal)
+                    for w in cutlass.range_constexpr(4):
+                        on_or_above = cutlass.select_(i // VECTOR == v, diagonal[w], Int32(0))
+                        words[w] = cutlass.select_(i // VECTOR > v, words[w], on_or_above)
+                    store_evict_first(words, gL[None, v, row])
 
     def element_layout(self, width):
         """A row of G or M over the task's columns and heads as (width, vectors), with ``tile_i`` rows: its layout."""
@@ -531,9 +605,16 @@ class Segsum:
     @cute.jit
     def write(self, values: cute.Tensor, gOut: cute.Tensor):  # each (width,)
         """Rounds once and stores, 16 bytes at a time where the width allows."""
+        if cutlass.const_expr(cute.size(values) == VECTOR):
+            store_evict_first(cute.recast_tensor(self.rounded(values), Int32), gOut)
+        else:
+            cute.autovec_copy(self.rounded(values), gOut)
+
+    def rounded(self, values):
+        """fp32 values in the outputs' type."""
         out = cute.make_rmem_tensor(values.shape, self.dtype)
         out.store(values.load().to(self.dtype))
-        cute.autovec_copy(out, gOut)
+        return out
 
 
 def compile_segsum(key: SegsumKernel, arch: str):

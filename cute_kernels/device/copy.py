@@ -1,0 +1,15 @@
+"""Copies with a say in what the L2 cache keeps."""
+
+import cutlass.cute as cute
+from cutlass import Int64
+
+EVICT_FIRST = 0x12F0000000000000  # the policy that createpolicy.fractional.L2::evict_first.b64 makes for every access
+
+
+@cute.jit
+def store_evict_first(words: cute.Tensor, gOut: cute.Tensor):  # (4,) 32-bit words in registers, 16 bytes
+    """Stores a vector that this kernel won't read: the L2 cache gives its lines up before those of inputs."""
+    cute.arch.inline_ptx(
+        "st.global.L2::cache_hint.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}}, {$r5};",
+        read_only_args=[gOut.iterator, words[0], words[1], words[2], words[3], Int64(EVICT_FIRST)],
+    )
