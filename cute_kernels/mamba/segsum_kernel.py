@@ -2,7 +2,8 @@
 
 Two kernels, the second launched before the first one ends (programmatic dependent launch):
 
-- ``scan_kernel`` writes A_cumsum, decay_states, and to a workspace the same sums as pairs of floats (``segsum_scan``).
+- ``scan_kernel`` writes A_cumsum, decay_states, and to a workspace the same sums as pairs of floats (``segsum_scan``);
+  and it has B and C brought to the L2 cache.
 - ``kernel`` writes L, G and M. Every block owns runs of each: a few rows of G and M over 64 columns and all heads, and
   as large a part of L. The product C B^T is taken transposed (j on the tensor core's M side), passed through shared
   memory, and repeated over the heads. What does not need the sums is done first.
@@ -109,11 +110,21 @@ class Segsum:
         chunks = mdt.shape[0] * mdt.shape[1]
         self.scan_kernel.set_name_prefix("mamba_segsum_scan", remove_cutlass_symbol=True, keep_mangled_name=False)
         self.scan_kernel(
-            mdt, mA_log, mbias, atom_b, tma_b, atom_c, tma_c, b_layout, c_layout, mA_cumsum, mstates, msums,
-            dt_min, dt_max,
-        ).launch(
-            grid=(chunks * (key.num_heads // self.scan_tile), 1, 1), block=(SCAN_THREADS, 1, 1), stream=stream
-        )
+            mdt,
+            mA_log,
+            mbias,
+            atom_b,
+            tma_b,
+            atom_c,
+            tma_c,
+            b_layout,
+            c_layout,
+            mA_cumsum,
+            mstates,
+            msums,
+            dt_min,
+            dt_max,
+        ).launch(grid=(chunks * (key.num_heads // self.scan_tile), 1, 1), block=(SCAN_THREADS, 1, 1), stream=stream)
         self.kernel.set_name_prefix("mamba_segsum", remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
             engine.tiled_mma(), atom_b, tma_b, atom_c, tma_c, b_layout, c_layout, mL, mG, mM, msums
