@@ -9,6 +9,8 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 SETS = ("official", "models", "sweep")
 
 SEGSUM_OFFICIAL = (  # batch rows, chunks
@@ -46,6 +48,10 @@ class Tolerance(NamedTuple):
     absolute: float
     relative: float
     share: float = 0.99
+
+    def of(self, reference: Tensor) -> Tensor:
+        """The error allowed for each element."""
+        return self.absolute + self.relative * reference.abs()
 
 
 SEGSUM_TOLERANCE = Tolerance(1e-5, 0.05)

@@ -1,8 +1,8 @@
 """The operators at work: `make demo`, or `python -m perf.demo` from a checkout.
 
-With a supported GPU: official sizes, judged against float64 and timed against a kernel that only writes the same bytes.
-Without: a small size on the CPU against float64, then every prebuilt kernel compiled for Hopper and Blackwell, and what
-its machine code is made of.
+With a supported GPU: official sizes, judged against float64 and timed; mamba_segsum beside a kernel that only writes the
+same bytes. Without: a small size on the CPU against float64, then every prebuilt kernel compiled for Hopper and
+Blackwell, and what its machine code is made of.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from rich.table import Table
 from cute_kernels import mamba_segsum, operators
 from cute_kernels.runtime import artifacts, backend
 from cute_kernels.runtime.env import env_report
+from perf import calls, cases
 from perf.cases import SEGSUM_OFFICIAL
 from perf.inspection import device_functions, distinction
 from perf.timing import cold_time, fill_time
-from reference import compare, inputs
+from reference import compare, hyena, inputs
 
 ARCHS = ("sm_90a", "sm_100a")
 
@@ -35,7 +36,10 @@ console = Console()
 def main() -> int:
     console.print(str(env_report()), highlight=False, soft_wrap=True)
     device = _supported_device()
-    good = on_gpu(device) if device else on_cpu() and without_gpu()
+    if device:
+        good = segsum_on_gpu(device) & hyena_on_gpu(device)
+    else:
+        good = segsum_on_cpu() & hyena_on_cpu() and without_gpu()
     return 0 if good else 1
 
 
@@ -52,7 +56,7 @@ def _supported_device() -> torch.device | None:
     return device
 
 
-def on_gpu(device: torch.device) -> bool:
+def segsum_on_gpu(device: torch.device) -> bool:
     """Official sizes on the GPU: the worst error as a share of the bar, and the time next to the fill's."""
     table = Table("batch", "chunks", "output MB", "error / bar", "time us", "fill us", "time / fill")
     table.title = "mamba_segsum, official sizes (at most 1 of the bar passes)"
@@ -75,7 +79,29 @@ def on_gpu(device: torch.device) -> bool:
     return good
 
 
-def on_cpu() -> bool:
+def hyena_on_gpu(device: torch.device) -> bool:
+    """Official sizes on the GPU: the worst error against float64 as a share of the official tolerance, and the time."""
+    table = Table("batch x length", "high: error / tolerance", "time us", "highest: error / tolerance", "time us")
+    table.title = "hyena_block, official sizes (at most 1 of the tolerance passes)"
+    good, times = True, {"high": [], "highest": []}
+    for case in track(cases.cases("hyena_block", "official"), "running", console=console):
+        x = calls.arguments(case, 0, device)
+        truth = calls.formula(case, {name: t.double() for name, t in x.items()}, {})()
+        row = [case.name]
+        for precision in times:
+            call = calls.operator(case, x, {"precision": precision})
+            worst = float(((call().double() - truth).abs() / case.tolerance.of(truth)).max())
+            good &= worst <= 1
+            times[precision].append(cold_time(call, device))
+            row += [f"{worst:.2f}" if worst <= 1 else f"[red]{worst:.2f} WRONG[/]", f"{times[precision][-1]:.1f}"]
+        table.add_row(*row)
+    console.print(table)
+    means = (f"{name} {statistics.geometric_mean(values):.1f} us" for name, values in times.items())
+    console.print(f"Geometric means: {', '.join(means)}")
+    return good
+
+
+def segsum_on_cpu() -> bool:
     """One official chunk through plain PyTorch on the CPU, every element against float64."""
     with console.status("mamba_segsum on the CPU"):
         x = inputs.official(0)
@@ -86,6 +112,20 @@ def on_cpu() -> bool:
         table.add_row(r.name, f"{r.elements:,}", f"{r.max_error:.2g}", verdict)
     console.print(table)
     return report.ok
+
+
+def hyena_on_cpu() -> bool:
+    """A small official size through plain PyTorch on the CPU, against float64."""
+    with console.status("hyena_block on the CPU"):
+        (case,) = (c for c in cases.cases("hyena_block", "official") if c.name == "2x128")
+        x = calls.arguments(case, 0, torch.device("cpu"))
+        truth = torch.from_numpy(hyena.block({name: t.numpy() for name, t in x.items()})["out"])
+        error = (calls.operator(case, x, {"precision": "highest"})().double() - truth).abs()
+        worst = float((error / case.tolerance.of(truth)).max())
+    table = Table("batch x length", "largest error", "error / tolerance", title="hyena_block, one official size, CPU")
+    table.add_row(case.name, f"{float(error.max()):.2g}", f"{worst:.2f}" if worst <= 1 else f"[red]{worst:.2f} WRONG[/]")
+    console.print(table)
+    return worst <= 1
 
 
 def without_gpu() -> bool:

@@ -24,8 +24,7 @@ def errors(case: Case, x: calls.Arguments, options: dict[str, Any], out: Any) ->
     rival = _errors(_torch(case, x, options), truth)
     found |= {f"torch_{name}": value for name, value in rival.items()}
     if case.tolerance:
-        allowed = case.tolerance.absolute + case.tolerance.relative * truth.abs()
-        found["tolerance"] = float(((out.double() - truth).abs() / allowed).max())
+        found["tolerance"] = float(((out.double() - truth).abs() / case.tolerance.of(truth)).max())
     return found
 
 

@@ -28,5 +28,6 @@ def test_without_a_gpu_every_kernel_is_compiled_and_read(output, monkeypatch):
 
 
 def test_on_the_cpu_the_operators_meet_the_bar(output):
-    assert demo.on_cpu()
+    assert demo.segsum_on_cpu()
+    assert demo.hyena_on_cpu()
     assert "decay_states" in output.getvalue()
