@@ -34,7 +34,8 @@ def is_supported(operator: str, **shape: Any) -> tuple[bool, str]:
     (both as dtype), bias_dtype (None: no dt_bias), g_layout ("per_head"), device (the current CUDA device).
     For "hyena_block": d_model, d_inner; and optionally emb_dim (5), filter_order (64), filter_layout ("reshape"),
     bias_in_filter (True), stored_z (False), precision (None: torch's setting), device. For "hyena_filter": the same
-    without d_inner and precision. For "causal_long_conv": precision, device.
+    without d_inner and precision. For "causal_long_conv": optionally seq_len (None: any), skip, pre_gate, post_gate
+    (whether they are given; False), precision, device.
 
     Raises:
         ValueError: no such operator.

@@ -6,6 +6,7 @@ y[b, d, t] = post_gate * (sum over s <= t of k[d, s] g[b, d, t - s] + skip[d] * 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,9 @@ from torch.autograd.graph import increment_version
 
 from cute_kernels import checks
 from cute_kernels.hyena import precision as precision_
-from cute_kernels.hyena import torch_path
+from cute_kernels.hyena import stages, torch_path
+from cute_kernels.hyena.compose import conv_kernel
+from cute_kernels.hyena.config import LongConv
 from cute_kernels.runtime import backend
 from cute_kernels.runtime.kernel import Kernel
 
@@ -42,8 +45,8 @@ def causal_long_conv(
             setting, as `hyena_block` does.
         out: A contiguous, 16-byte aligned tensor to write to, which overlaps no input. Not differentiable.
 
-    Any B, D and L, 0 included. Above L = 32768, and on a CPU, the convolution is torch.fft's. DLPack arrays,
-    autocast, torch.compile, gradients (of all five tensors) and errors: as `hyena_block`.
+    Any B, D and L, 0 included. Longer sequences than a kernel covers (L = 8192), and CPU tensors, go through torch.fft.
+    DLPack arrays, autocast, torch.compile, gradients (of all five tensors) and errors: as `hyena_block`.
     """
     if torch.compiler.is_compiling():
         return _through_dispatcher(u, k, skip, pre_gate, post_gate, precision, out)
@@ -88,6 +91,7 @@ class _Plan(NamedTuple):
     template: Tensor  # of the output: its metadata over one element, for empty_like
     nbytes: int  # of the output
     empty: bool  # nothing to compute
+    kernel: bool  # whether one covers the length
     rows: int  # batch rows that PyTorch computes at a time
 
 
@@ -128,6 +132,11 @@ def run(
             increment_version([out])  # autograd can't see a kernel write
     if plan.empty:
         return out
+    if plan.kernel:
+        u, k, pre_gate, post_gate = map(_readable, (u, k, pre_gate, post_gate))
+        skip = None if skip is None else skip.resolve_neg().contiguous()
+        stages.long_conv(u, k, skip, pre_gate, post_gate, out)
+        return out
     with torch.no_grad(), precision_.products(precision, u.device):
         for first in range(0, u.shape[0], plan.rows):
             rows = slice(first, first + plan.rows)
@@ -138,11 +147,21 @@ def run(
 
 def _make_plan(u, k, skip, pre_gate, post_gate) -> _Plan:
     check_inputs(u, k, skip, pre_gate, post_gate)
+    kernel = None
     if checks.has_kernels(OPERATOR, u):
         backend.current().arch(u.device)  # NotImplementedError where there are no kernels for it
+        given = {"skip": skip is not None, "pre_gate": pre_gate is not None, "post_gate": post_gate is not None}
+        kernel = conv_kernel(u.shape[2] if k.shape[1] else 0, **given)
     template = torch.empty(1, dtype=torch.float32, device=u.device).expand(u.shape)
     rows = max(1, SLICE_ELEMENTS // max(u.shape[1] * u.shape[2], 1))
-    return _Plan(template, 4 * u.numel(), u.numel() == 0 or u.device.type == "meta", rows)
+    return _Plan(template, 4 * u.numel(), u.numel() == 0 or u.device.type == "meta", kernel is not None, rows)
+
+
+def _readable(x: Tensor | None) -> Tensor | None:
+    """x as a kernel can read it: rows of neighbours, with their own sign."""
+    if x is None or (x.stride(-1) == 1 and not x.is_neg()):
+        return x
+    return x.resolve_neg().contiguous()
 
 
 def check_inputs(
@@ -179,17 +198,41 @@ def check_inputs(
 # --- without a call --------------------------------------------------------------------------------------------------
 
 
-def check_shape(*, precision: str | None = None, device: torch.device | str | int | None = None) -> torch.device:
-    """The device. ValueError where an argument is wrong, NotImplementedError where no kernels run on the device."""
+def check_shape(
+    *,
+    seq_len: int | None = None,
+    skip: bool = False,
+    pre_gate: bool = False,
+    post_gate: bool = False,
+    precision: str | None = None,
+    device: torch.device | str | int | None = None,
+) -> tuple[list[LongConv], torch.device]:
+    """The kernels of a length, or of any, and the device.
+
+    ValueError where an argument is wrong, NotImplementedError where no kernels run on the device.
+    """
+    if seq_len is not None and (not isinstance(seq_len, int) or seq_len < 0):
+        raise checks.wrong(OPERATOR, "seq_len", repr(seq_len), "an int from 0, or None")
     precision_.resolve(OPERATOR, precision)
-    return checks.kernel_device(OPERATOR, device)
+    kernels = kernels_of([seq_len] if seq_len is not None else LENGTHS, skip, pre_gate, post_gate)
+    return kernels, checks.kernel_device(OPERATOR, device)
+
+
+LENGTHS = tuple(1 << k for k in range(21))  # one for each size of a transform
+
+
+def kernels_of(lengths: Iterable[int], skip: bool, pre_gate: bool, post_gate: bool) -> list[LongConv]:
+    found = dict.fromkeys(conv_kernel(length, skip=skip, pre_gate=pre_gate, post_gate=post_gate) for length in lengths)
+    return [kernel for kernel in found if kernel is not None]
 
 
 def warmup(**shape: Any) -> None:
-    """Loads or compiles the kernels for any shape. Takes what `check_shape` takes."""
-    check_shape(**shape)
+    """Loads or compiles the kernels of a length, or of any, for any batch. Takes what `check_shape` takes."""
+    kernels, device = check_shape(**shape)
+    for kernel in kernels:
+        backend.current().function(kernel, device)
 
 
 def prebuilt_kernels() -> list[Kernel]:
-    """None yet."""
-    return []
+    """The convolution without skip and gates; the block has those it needs."""
+    return kernels_of(LENGTHS, False, False, False)

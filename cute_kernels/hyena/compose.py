@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cute_kernels.hyena import stages, torch_path
-from cute_kernels.hyena.config import ConvertWeights, Filter, Finish, Precision
+from cute_kernels.hyena.config import ConvertWeights, Filter, Finish, LongConv, Precision
 from cute_kernels.hyena.params import ORDER, HyenaOptions, HyenaProblem
 from cute_kernels.hyena.precision import products
 from cute_kernels.hyena.workspace import Pieces
@@ -29,6 +29,12 @@ def filter_kernel(problem: HyenaProblem, options: HyenaOptions, length: int, sm_
     stored = problem.z_rows is not None
     tile = 16 if length <= 32 * sm_count else 32
     return Filter(problem.width, problem.emb_dim, options.filter_layout, options.bias_in_filter, stored, tile)
+
+
+def conv_kernel(length: int, *, skip: bool, pre_gate: bool, post_gate: bool) -> LongConv | None:
+    if not 0 < length <= LongConv.MAX_POINTS:
+        return None
+    return LongConv.of_length(length, skip, pre_gate, post_gate)
 
 
 def finish_kernel(problem: HyenaProblem, precision: str, tokens: int, arch: str) -> Finish | None:
@@ -56,23 +62,25 @@ class Composition:
     length: int  # L
     device: torch.device
     filter: Filter | None
+    conv: LongConv | None
     finish: Finish | None
 
     @classmethod
     def of_torch(cls, problem, options, precision, length, device) -> Composition:
-        return cls(problem, options, precision, length, device, None, None)
+        return cls(problem, options, precision, length, device, None, None, None)
 
     @classmethod
     def with_kernels(cls, problem, options, precision, batch, length, device, arch, sm_count) -> Composition:
         return cls(
             *(problem, options, precision, length, device),
             filter_kernel(problem, options, min(length, options.l_max), sm_count),
+            conv_kernel(min(length, options.l_max), skip=True, pre_gate=False, post_gate=True),
             finish_kernel(problem, precision, batch * length, arch),
         )
 
     @property
     def kernels(self) -> tuple:
-        found = [self.filter, self.finish]
+        found = [self.filter, self.conv, self.finish]
         if self.finish is not None:
             found.append(ConvertWeights(self.finish.dtype, self.finish.parts, self.problem.width, self.problem.inner))
         return tuple(kernel for kernel in found if kernel is not None)
@@ -134,11 +142,14 @@ class Composition:
         lf, eps = self.conv_length, self.options.layer_norm_eps
         g, x0 = torch_path.project(x[:, :lf], w, eps, self.precision)
         k = constants["k"][:, :lf]
-        p = torch_path.causal_long_conv(g, k, w["filter_bias"], None, x0, self.precision)
+        padded = torch.empty(x.shape[0], x.shape[2], stages.pitch(lf), dtype=torch.float32, device=self.device)
+        p = padded[..., :lf]
+        if self.conv is None:
+            p.copy_(torch_path.causal_long_conv(g, k, w["filter_bias"], None, x0, self.precision))
+        else:
+            stages.long_conv(g.contiguous(), k, w["filter_bias"], None, x0.contiguous(), p)
         if self.finish is None:
             out.copy_(torch_path.finish(p, x, w, eps, self.precision))
-            return
-        padded = torch.empty(x.shape[0], x.shape[2], stages.pitch(lf), dtype=torch.float32, device=self.device)
-        padded[..., :lf] = p
-        operands = stages.Operands(**{name: t for name, t in constants.items() if name != "k"})
-        stages.finish(padded, x, w, operands, self.finish, lf, eps, out)
+        else:
+            operands = stages.Operands(**{name: t for name, t in constants.items() if name != "k"})
+            stages.finish(padded, x, w, operands, self.finish, lf, eps, out)

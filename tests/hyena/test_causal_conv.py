@@ -5,6 +5,8 @@ import pytest
 import torch
 
 import cute_kernels
+from cute_kernels.runtime import backend
+from tests.stand_in import StandIn
 
 ARGUMENTS = ("u", "k", "skip", "pre_gate", "post_gate")
 
@@ -141,3 +143,33 @@ def test_wrong_kinds_and_shared_memory():
     for name in ("u", "pre_gate", "post_gate"):
         with pytest.raises(ValueError, match=f"out shares memory with {name}"):
             cute_kernels.causal_long_conv(**x, out=x[name])
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_on_the_machine(arch):
+    """Views and a filter of another length reach the kernel; what it can't read is copied."""
+    pytest.importorskip("cutlass")
+    x = make(width=2, length=21, taps=30)
+    views = {n: t.mT.contiguous().mT if t.dim() > 1 else torch._neg_view(-t) for n, t in x.items()}
+    with pytest.importorskip("reference.ptx.machine").ptx_machine(arch) as m:
+        for given in (x, views, {**views, "pre_gate": None}):
+            torch.testing.assert_close(
+                cute_kernels.causal_long_conv(**given).double(), direct(**given), rtol=1e-5, atol=1e-5
+            )
+        assert len(m.reports) == 3
+        assert not cute_kernels.causal_long_conv(x["u"], x["k"][:, :0]).any()
+
+
+def test_warmup():
+    asked = []
+
+    class Asked(StandIn):
+        def function(self, kernel, device):
+            asked.append(kernel)
+
+    with backend.use(Asked()):
+        cute_kernels.warmup("causal_long_conv", seq_len=100, skip=True)
+        assert [(k.points, k.skip, k.pre_gate) for k in asked] == [(128, True, False)]
+        cute_kernels.warmup("causal_long_conv")
+        assert len(set(asked)) > 8
+        assert not cute_kernels.is_supported("causal_long_conv", seq_len=-1)[0]
