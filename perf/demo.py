@@ -1,7 +1,7 @@
 """The operators at work: `make demo`, or `python -m perf.demo` from a checkout.
 
-With a supported GPU: official sizes, judged against float64 and timed; mamba_segsum beside a kernel that only writes the
-same bytes. Without: a small size on the CPU against float64, then every prebuilt kernel compiled for Hopper and
+With a supported GPU: official sizes, judged against float64 and timed; mamba_segsum beside a kernel that only writes
+the same bytes. Without: a small size on the CPU against float64, then every prebuilt kernel compiled for Hopper and
 Blackwell, and what its machine code is made of.
 """
 
@@ -69,8 +69,7 @@ def segsum_on_gpu(device: torch.device) -> bool:
         size = sum(t.numel() * t.element_size() for t in out)
         time, floor = cold_time(lambda: mamba_segsum(*x), device), fill_time(size, device)  # noqa: B023
         ratios.append(time / floor)
-        worst = max(r.max_ratio for r in report.outputs.values())
-        error = f"{worst:.2f}" if report.ok else f"[red]{worst:.2f} WRONG[/]"
+        error = _share(max(r.max_ratio if r.ok else float("inf") for r in report.outputs.values()))
         table.add_row(
             str(batch), str(chunks), f"{size / 1e6:.1f}", error, f"{time:.1f}", f"{floor:.1f}", f"{ratios[-1]:.2f}"
         )
@@ -93,12 +92,17 @@ def hyena_on_gpu(device: torch.device) -> bool:
             worst = float(((call().double() - truth).abs() / case.tolerance.of(truth)).max())
             good &= worst <= 1
             times[precision].append(cold_time(call, device))
-            row += [f"{worst:.2f}" if worst <= 1 else f"[red]{worst:.2f} WRONG[/]", f"{times[precision][-1]:.1f}"]
+            row += [_share(worst), f"{times[precision][-1]:.1f}"]
         table.add_row(*row)
     console.print(table)
     means = (f"{name} {statistics.geometric_mean(values):.1f} us" for name, values in times.items())
     console.print(f"Geometric means: {', '.join(means)}")
     return good
+
+
+def _share(worst: float) -> str:
+    """An error as a share of what is allowed."""
+    return f"{worst:.2f}" if worst <= 1 else f"[red]{worst:.2f} WRONG[/]"
 
 
 def segsum_on_cpu() -> bool:
@@ -123,7 +127,7 @@ def hyena_on_cpu() -> bool:
         error = (calls.operator(case, x, {"precision": "highest"})().double() - truth).abs()
         worst = float((error / case.tolerance.of(truth)).max())
     table = Table("batch x length", "largest error", "error / tolerance", title="hyena_block, one official size, CPU")
-    table.add_row(case.name, f"{float(error.max()):.2g}", f"{worst:.2f}" if worst <= 1 else f"[red]{worst:.2f} WRONG[/]")
+    table.add_row(case.name, f"{float(error.max()):.2g}", _share(worst))
     console.print(table)
     return worst <= 1
 
