@@ -187,7 +187,8 @@ class LongConv(HyenaKernel):
     post_gate: bool
 
     MIN_POINTS: ClassVar[int] = 16
-    MAX_POINTS: ClassVar[int] = 8192
+    MAX_POINTS: ClassVar[int] = 32768
+    BLOCK_POINTS: ClassVar[int] = 4096  # what a block transforms; a cluster divides more
 
     @classmethod
     def of_length(cls, length: int, skip: bool, pre_gate: bool, post_gate: bool) -> LongConv:
@@ -197,9 +198,14 @@ class LongConv(HyenaKernel):
         return cls(max(cls.MIN_POINTS, 1 << max(0, length - 1).bit_length()), skip, pre_gate, post_gate)
 
     @property
+    def parts(self) -> int:
+        """Blocks of one transform, a cluster."""
+        return max(1, self.points // self.BLOCK_POINTS)
+
+    @property
     def team(self) -> int:
-        """Threads of one transform, 16 points each."""
-        return self.points // 16
+        """Threads of one block and transform, 16 points each."""
+        return self.points // self.parts // 16
 
     @property
     def threads(self) -> int:
@@ -212,7 +218,7 @@ class LongConv(HyenaKernel):
 
     def rows(self, batch: int, width: int, sm_count: int) -> int:
         """Batch rows of one block: few blocks transform the filter seldom, many fill the device."""
-        return _rows(batch, -(-width // self.channels), self.threads, sm_count)
+        return _rows(batch, -(-width // self.channels) * self.parts, self.threads, sm_count)
 
     def compile(self, arch: str) -> Any:
         from cute_kernels.hyena import long_conv

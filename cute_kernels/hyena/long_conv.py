@@ -28,11 +28,16 @@ class LongConvKernel:
     def __init__(self, config: LongConv):
         self.config = config
         # A pass handles nodes of `size` points, 16 of each `size / 16` apart; the last one several smaller nodes.
-        sizes = [config.points]
+        sizes = [config.points // config.parts]
         while sizes[-1] > POINTS:
             sizes.append(sizes[-1] // POINTS)
         self.sizes = sizes
-        self.slots = config.points + config.points // POINTS
+        self.slots = sizes[0] + sizes[0] // POINTS
+        # The levels of a cluster: each block has `own` of the 16 points that a thread of every block transforms.
+        self.cluster_levels = range(config.parts.bit_length() - 1)
+        self.own = POINTS // config.parts
+        # A thread's values of a row, counted from its first.
+        self.offsets = [i // self.own * sizes[0] + i % self.own * config.team for i in range(POINTS)]
         # A length is more than half of its transform's points, but for the smallest: half of the loads are certain.
         self.certain = POINTS // 2 if config.points > config.MIN_POINTS else 0
 
@@ -49,10 +54,10 @@ class LongConvKernel:
         stream: cuda.CUstream,
     ):
         c = self.config
-        grid = (cute.ceil_div(mU.shape[1], c.channels), cute.ceil_div(mU.shape[0], rows), 1)
+        grid = (cute.ceil_div(mU.shape[1], c.channels) * c.parts, cute.ceil_div(mU.shape[0], rows), 1)
         self.kernel.set_name_prefix("hyena_long_conv", remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(mU, mK, mSkip, mPre, mPost, mY, rows).launch(
-            grid=grid, block=(c.threads, 1, 1), stream=stream, use_pdl=True,
+            grid=grid, block=(c.threads, 1, 1), cluster=(c.parts, 1, 1), stream=stream, use_pdl=True,
             # at most 128 registers a thread; naming the carveout keeps the compiler from asking a driver for it
             min_blocks_per_mp=512 // c.threads, preferred_smem_carveout=100,
         )  # fmt: skip
@@ -70,35 +75,52 @@ class LongConvKernel:
     ):
         c = self.config
         cute.arch.griddepcontrol_launch_dependents()
+        self.cluster_arrive()
         tidx = cute.arch.thread_idx()[0]
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if cutlass.const_expr(c.parts > 1) else 0
         t = tidx % c.team
         of_block = tidx // c.team
-        channel = cute.arch.block_idx()[0] * c.channels + of_block
-        length = mU.shape[2]
+        channel = cute.arch.block_idx()[0] // c.parts * c.channels + of_block
         # Lanes beyond the last channel compute it once more, and store nothing.
         d = cutlass.min(channel, mU.shape[1] - 1)
         mine = channel < mU.shape[1]
-        left = length - t  # of a row, counted from this thread's first value
-        smem = memory.SmemAllocator().allocate_tensor(
-            F32, cute.make_layout((2, self.slots, c.channels), stride=(1, 2, 2 * self.slots)), byte_alignment=16
-        )
-        points = smem[None, None, of_block]  # (2, slots)
+        start = t + rank * (self.own * c.team)  # this thread's first value of a row
+        left = mU.shape[2] - start
+        smem = memory.SmemAllocator()
+        layout = cute.make_layout((2, self.slots, c.channels), stride=(1, 2, 2 * self.slots))
+        points = smem.allocate_tensor(F32, layout, byte_alignment=16)[None, None, of_block]  # (2, slots)
+        back = None
+        if cutlass.const_expr(c.parts > 1):
+            back = smem.allocate_tensor(F32, layout, byte_alignment=16)[None, None, 0]  # from the cluster
 
-        twiddles = [None]
-        for n, size in enumerate(self.sizes[1:]):
-            w = cute.make_rmem_tensor((2, fft.TWIDDLES), F32)
-            nodes = POINTS ** (n + 1) if cutlass.const_expr(size >= POINTS) else c.team
-            node = t // (size // POINTS) if cutlass.const_expr(size >= POINTS) else t
-            fft.node_twiddles(w, node, nodes, self.first(size))
+        twiddles = []
+        for n, size in enumerate(self.sizes):
+            nodes, per_node = max(self.sizes[0] // max(size, POINTS), 1), max(size // POINTS, 1)
+            w = None
+            if cutlass.const_expr(nodes * c.parts > 1):
+                w = cute.make_rmem_tensor((2, fft.TWIDDLES), F32)
+                fft.node_twiddles(w, rank * nodes + t // per_node, nodes * c.parts, self.levels(n).start)
+                if cutlass.const_expr(self.in_shared(n)):
+                    table = cute.make_layout((2, fft.TWIDDLES, nodes))
+                    table = smem.allocate_tensor(F32, table, byte_alignment=16)[None, None, t // per_node]
+                    if t % per_node == 0:
+                        cute.autovec_copy(w, table)
+                    w = table
             twiddles.append(w)
         cute.arch.griddepcontrol_wait()
+        self.cluster_wait()
 
         k = cute.make_rmem_tensor((2, POINTS), F32)
-        self.load(mK[d, None], t, cutlass.min(length, mK.shape[1]) - t, k, 0)
+        self.load(mK[d, None], start, cutlass.min(mU.shape[2], mK.shape[1]) - start, k, 0)
         for j in cutlass.range_constexpr(POINTS):
             k[0, j] *= F32(1.0 / c.points)
-        self.forward(k, twiddles, points, t)
-        self.sync(0)  # the last pass's reads before the rows' first writes
+        self.forward(k, twiddles, points, t, rank)
+        # The last pass's reads before the rows' first writes.
+        if cutlass.const_expr(c.parts > 1):
+            self.cluster_arrive()
+            self.cluster_wait()
+        else:
+            self.sync(0)
         skip = F32(0.0)
         if cutlass.const_expr(c.skip):
             skip = mSkip[d]
@@ -107,71 +129,90 @@ class LongConvKernel:
         for row in cutlass.range(b0, cutlass.min(b0 + rows, mU.shape[0]), unroll=1):
             b = I64(row)
             x = cute.make_rmem_tensor((2, POINTS), F32)
-            self.load_gated(mU, mPre, b, d, t, left, x)
-            self.forward(x, twiddles, points, t)
+            self.load_gated(mU, mPre, b, d, start, left, x)
+            self.forward(x, twiddles, points, t, rank)
             fft.product(x, k)
-            self.inverse(x, twiddles, points, t)
+            self.inverse(x, twiddles, points, back, t, rank)
             if cutlass.const_expr(c.skip):
                 u = cute.make_rmem_tensor((2, POINTS), F32)
-                self.load_gated(mU, mPre, b, d, t, left, u)
+                self.load_gated(mU, mPre, b, d, start, left, u)
                 for j in cutlass.range_constexpr(POINTS):
                     x[0, j] = cute.math.fma(skip, u[0, j], x[0, j])
             if cutlass.const_expr(c.post_gate):
-                self.multiply(mPost[b, d, None], t, left, x)
+                self.multiply(mPost[b, d, None], start, left, x)
             if mine:
                 gY = mY[b, d, None]
                 for j in cutlass.range_constexpr(self.certain):
-                    gY[t + j * c.team] = x[0, j]
+                    gY[start + self.offsets[j]] = x[0, j]
                 for j in cutlass.range_constexpr(self.certain, POINTS):
-                    if left > j * c.team:
-                        gY[t + j * c.team] = x[0, j]
+                    if left > self.offsets[j]:
+                        gY[start + self.offsets[j]] = x[0, j]
 
-    def first(self, size: int) -> int:
-        """The first level of a pass over nodes of `size` points."""
-        return fft.LEVELS - min(size, POINTS).bit_length() + 1
+    def levels(self, n: int) -> range:
+        """Of pass n."""
+        return range(fft.LEVELS - min(self.sizes[n], POINTS).bit_length() + 1, fft.LEVELS)
+
+    def in_shared(self, n: int) -> bool:
+        """Whether the twiddles of pass n, shared by many threads, stay in shared memory to save registers."""
+        return self.config.parts > 1 and n < 2
 
     @cute.jit
-    def load(self, g, t, left, x, certain: cutlass.Constexpr):
-        """Every team-th of a row's values (n,) from t on into the real parts of x, zero where less than `left`."""
+    def load(self, g, start, left, x, certain: cutlass.Constexpr):
+        """This thread's values of a row (n,) into the real parts of x, zero from `left` on."""
         for j in cutlass.range_constexpr(POINTS):
             if cutlass.const_expr(j < certain):
-                x[0, j] = g[t + j * self.config.team]
+                x[0, j] = g[start + self.offsets[j]]
             else:
                 x[0, j] = F32(0.0)
-                if left > j * self.config.team:
-                    x[0, j] = g[t + j * self.config.team]
+                if left > self.offsets[j]:
+                    x[0, j] = g[start + self.offsets[j]]
 
     @cute.jit
-    def multiply(self, g, t, left, x):
+    def multiply(self, g, start, left, x):
         gate = cute.make_rmem_tensor((1, POINTS), F32)
-        self.load(g, t, left, gate, self.certain)
+        self.load(g, start, left, gate, self.certain)
         for j in cutlass.range_constexpr(POINTS):
             x[0, j] *= gate[0, j]
 
     @cute.jit
-    def load_gated(self, mU, mPre, b, d, t, left, x):
-        self.load(mU[b, d, None], t, left, x, self.certain)
+    def load_gated(self, mU, mPre, b, d, start, left, x):
+        self.load(mU[b, d, None], start, left, x, self.certain)
         if cutlass.const_expr(self.config.pre_gate):
-            self.multiply(mPre[b, d, None], t, left, x)
+            self.multiply(mPre[b, d, None], start, left, x)
 
     @cute.jit
-    def forward(self, x, twiddles, points, t):
+    def forward(self, x, twiddles, points, t, rank):
+        if cutlass.const_expr(self.config.parts > 1):
+            fft.forward(x, None, self.cluster_levels)
+            self.exchange(x, points, t, rank, False)
         for n in cutlass.range_constexpr(len(self.sizes)):
             if cutlass.const_expr(n > 0):
-                self.move(x, points, t, n - 1, to_shared=True)
+                self.move(x, points, t, n - 1, True)
                 self.sync(n - 1)
-                self.move(x, points, t, n, to_shared=False)
-            fft.forward(x, twiddles[n], self.first(self.sizes[n]))
+                self.move(x, points, t, n, False)
+            fft.forward(x, self.in_registers(twiddles[n], n), self.levels(n))
 
     @cute.jit
-    def inverse(self, x, twiddles, points, t):
+    def inverse(self, x, twiddles, points, back, t, rank):
         for m in cutlass.range_constexpr(len(self.sizes)):
             n = len(self.sizes) - 1 - m
             if cutlass.const_expr(m > 0):
-                self.move(x, points, t, n + 1, to_shared=True)
+                self.move(x, points, t, n + 1, True)
                 self.sync(n)
-                self.move(x, points, t, n, to_shared=False)
-            fft.inverse(x, twiddles[n], self.first(self.sizes[n]))
+                self.move(x, points, t, n, False)
+            fft.inverse(x, self.in_registers(twiddles[n], n), self.levels(n))
+        if cutlass.const_expr(self.config.parts > 1):
+            self.exchange(x, back, t, rank, True)
+            fft.inverse(x, None, self.cluster_levels)
+
+    @cute.jit
+    def in_registers(self, w, n: cutlass.Constexpr):
+        """The twiddles of pass n."""
+        if cutlass.const_expr(not self.in_shared(n)):
+            return w
+        loaded = cute.make_rmem_tensor_like(w)
+        cute.autovec_copy(w, loaded)
+        return loaded
 
     @cute.jit
     def sync(self, exchange: cutlass.Constexpr):
@@ -182,17 +223,48 @@ class LongConvKernel:
             cute.arch.sync_warp()
 
     @cute.jit
+    def cluster_arrive(self):
+        if cutlass.const_expr(self.config.parts > 1):
+            cute.arch.cluster_arrive()
+
+    @cute.jit
+    def cluster_wait(self):
+        if cutlass.const_expr(self.config.parts > 1):
+            cute.arch.cluster_wait()
+
+    @cute.jit
+    def exchange(self, x, points, t, rank, back: cutlass.Constexpr):
+        """From `own` points of every block's node to 16 points of the own node, or back: over the cluster."""
+        for peer in cutlass.range_constexpr(self.config.parts):
+            remote = cute.make_tensor(cute.arch.map_dsmem_ptr(points.iterator, peer), points.layout)
+            theirs = cute.domain_offset((0, rank * self.slot(0, self.own)), self.first_slot(remote, t, 0))
+            for i in cutlass.range_constexpr(self.own):
+                cute.autovec_copy(x[None, peer * self.own + i], theirs[None, self.slot(0, i)])
+        self.cluster_arrive()
+        self.cluster_wait()
+        self.move(x, points, t, 0, False)
+
+    def slot(self, n: int, j: int) -> int:
+        """Where point j of a thread's 16 in pass n is in shared memory, counted from the first."""
+        distance = j * max(self.sizes[n] // POINTS, 1)
+        return distance + distance // POINTS
+
+    @cute.jit
+    def first_slot(self, points, t, n: cutlass.Constexpr):
+        """Shared memory from this thread's first point of pass n on."""
+        stride = max(self.sizes[n] // POINTS, 1)
+        at = (t // stride) * (stride * POINTS) + t % stride
+        return cute.domain_offset((0, at + at // POINTS), points)
+
+    @cute.jit
     def move(self, x, points, t, n: cutlass.Constexpr, to_shared: cutlass.Constexpr):
         """This thread's points of pass n, to or from shared memory."""
-        stride = max(self.sizes[n] // POINTS, 1)
-        start = (t // stride) * (stride * POINTS) + t % stride
-        mine = cute.domain_offset((0, start + start // POINTS), points)
+        mine = self.first_slot(points, t, n)
         for j in cutlass.range_constexpr(POINTS):
-            slot = mine[None, j * stride + j * stride // POINTS]
             if cutlass.const_expr(to_shared):
-                cute.autovec_copy(x[None, j], slot)
+                cute.autovec_copy(x[None, j], mine[None, self.slot(n, j)])
             else:
-                cute.autovec_copy(slot, x[None, j])
+                cute.autovec_copy(mine[None, self.slot(n, j)], x[None, j])
 
 
 def compile_long_conv(config: LongConv, arch: str):

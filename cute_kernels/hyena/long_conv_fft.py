@@ -94,10 +94,10 @@ def pairs(level):
     return [(q, 2 * half * q + m, 2 * half * q + half + m) for q in range(1 << level) for m in range(half)]
 
 
-def forward(x: cute.Tensor, w, first: int = 0) -> None:  # x: (2, POINTS)
-    """Levels `first` and below: (a, b) -> (a + w b, a - w b). With w None x is real, its imaginary parts unset."""
+def forward(x: cute.Tensor, w, levels: range) -> None:  # x: (2, POINTS)
+    """Those levels downwards: (a, b) -> (a + w b, a - w b). With w None x is real, its imaginary parts unset."""
     fma = cute.math.fma
-    for level in range(first, LEVELS):
+    for level in levels:
         for q, i, j in pairs(level):
             c, s = twiddle(w, level, q)
             ar, br = x[0, i], x[0, j]
@@ -110,10 +110,10 @@ def forward(x: cute.Tensor, w, first: int = 0) -> None:  # x: (2, POINTS)
                 x[0, j], x[1, j] = fma(F32(2.0), ar, -x[0, i]), fma(F32(2.0), ai, -x[1, i])
 
 
-def inverse(x: cute.Tensor, w, first: int = 0) -> None:  # x: (2, POINTS)
+def inverse(x: cute.Tensor, w, levels: range) -> None:  # x: (2, POINTS)
     """Back, without the factor 1/2 of each level: (a, b) -> (a + b, (a - b) / w). With w None only real parts."""
     fma = cute.math.fma
-    for level in reversed(range(first, LEVELS)):
+    for level in reversed(levels):
         for q, i, j in pairs(level):
             c, s = twiddle(w, level, q)
             dr, di = x[0, i] - x[0, j], x[1, i] - x[1, j]

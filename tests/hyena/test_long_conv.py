@@ -59,6 +59,13 @@ def test_lengths(machine, length):
     assert torch.isnan(whole[..., 0]).all() and torch.isnan(whole[..., length + 1 :]).all()  # nothing beside the rows
 
 
+@pytest.mark.parametrize("length", [4097, 32768])
+def test_clusters(machine, length):
+    """A transform divided among the blocks of a cluster, the filter's registers used for a second row."""
+    arguments = make(length, 2, 1, length, length // 2, (True, False, False))
+    assert rel_l2(stages.long_conv(*arguments), oracle(*arguments)) < LIMIT
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_options(machine, options):
     arguments = make(1, 2, 5, 70, options=options)
@@ -134,13 +141,13 @@ def test_schedules():
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize("points", [1 << n for n in range(4, 14)])
+@pytest.mark.parametrize("points", [1 << n for n in range(4, 16)])
 def test_budgets(points, arch):
     pytest.importorskip("cutlass")
     from cute_kernels.runtime import cache
     from cute_kernels.runtime.inspect import machine_code
 
-    kernel = LongConv(points, skip=True, pre_gate=points == 8192, post_gate=True)
+    kernel = LongConv(points, skip=True, pre_gate=points in (32, 8192), post_gate=True)
     (code,) = machine_code(cache.get(kernel, arch).cubin)
     assert (code.stack, code.local, code.local_memory) == (0, 0, 0)
     assert code.registers * kernel.threads * (512 // kernel.threads) <= 65536
