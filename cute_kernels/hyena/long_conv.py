@@ -3,7 +3,8 @@
 P / 16 threads hold a transform of P points. A pass is four levels of halving in a thread's registers; between passes
 points change hands through shared memory, in place: a thread writes where it read last, so one barrier an exchange is
 enough. After the first pass a node of P / 16 points belongs to at most 32 neighbouring threads, and exchanges are a
-warp's own matter. The filter's values stay in registers while a block walks over its batch rows.
+warp's own matter. The filter's values stay in registers while a block walks over its batch rows. Each thread copies its
+own values of the next row to shared memory ahead of time, and finds them there when it needs them.
 
 Shared memory has a gap of one point after every 16, which makes each access free of bank conflicts.
 """
@@ -14,6 +15,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import cutlass.memory as memory
+from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from cute_kernels.hyena import long_conv_fft as fft
@@ -40,6 +42,9 @@ class LongConvKernel:
         self.offsets = [i // self.own * sizes[0] + i % self.own * config.team for i in range(POINTS)]
         # A length is more than half of its transform's points, but for the smallest: half of the loads are certain.
         self.certain = POINTS // 2 if config.points > config.MIN_POINTS else 0
+        # A cluster's blocks have no shared memory left for gates.
+        self.staged_pre = config.pre_gate and config.parts == 1
+        self.staged_post = config.post_gate and config.parts == 1
 
     @cute.jit
     def __call__(
@@ -108,12 +113,29 @@ class LongConvKernel:
                     w = table
             twiddles.append(w)
         cute.arch.griddepcontrol_wait()
-        self.cluster_wait()
+
+        values = cute.make_layout((c.threads, POINTS, 2))
+        sU = smem.allocate_tensor(F32, values, byte_alignment=16)[tidx, None, None]  # (POINTS, parity of the row)
+        sPre, sPost = None, None
+        if cutlass.const_expr(self.staged_pre):
+            sPre = smem.allocate_tensor(F32, cute.select(values, mode=[0, 1]), byte_alignment=16)[tidx, None]
+        if cutlass.const_expr(self.staged_post):
+            sPost = smem.allocate_tensor(F32, cute.select(values, mode=[0, 1]), byte_alignment=16)[tidx, None]
+        for j in cutlass.range_constexpr(self.certain, POINTS):  # what no copy writes counts as zero
+            sU[j, 0], sU[j, 1] = F32(0.0), F32(0.0)
+            for gate in (sPre, sPost):
+                if cutlass.const_expr(gate is not None):
+                    gate[j] = F32(0.0)
+        b0 = cute.arch.block_idx()[1] * rows
+        end = cutlass.min(b0 + rows, mU.shape[0])
+        self.fetch_input(mU, mPre, sU[None, 0], sPre, b0, d, start, left)
+        self.fetch_gate(mPost, sPost, b0, d, start, left)
 
         k = cute.make_rmem_tensor((2, POINTS), F32)
         self.load(mK[d, None], start, cutlass.min(mU.shape[2], mK.shape[1]) - start, k, 0)
         for j in cutlass.range_constexpr(POINTS):
             k[0, j] *= F32(1.0 / c.points)
+        self.cluster_wait()
         self.forward(k, twiddles, points, t, rank)
         # The last pass's reads before the rows' first writes.
         if cutlass.const_expr(c.parts > 1):
@@ -125,23 +147,37 @@ class LongConvKernel:
         if cutlass.const_expr(c.skip):
             skip = mSkip[d]
 
-        b0 = cute.arch.block_idx()[1] * rows
-        for row in cutlass.range(b0, cutlass.min(b0 + rows, mU.shape[0]), unroll=1):
-            b = I64(row)
+        for row in cutlass.range(b0, end, unroll=1):
             x = cute.make_rmem_tensor((2, POINTS), F32)
-            self.load_gated(mU, mPre, b, d, start, left, x)
+            u = sU[None, (row - b0) & 1]
+            # On their way, oldest first: u and pre_gate of this row, its post_gate.
+            cute.arch.cp_async_wait_group(1 if self.staged_post else 0)
+            for j in cutlass.range_constexpr(POINTS):
+                x[0, j] = u[j]
+            if cutlass.const_expr(c.pre_gate):
+                self.multiply(mPre, sPre, row, d, start, left, x)
+                if cutlass.const_expr(c.skip):
+                    for j in cutlass.range_constexpr(POINTS):
+                        u[j] = x[0, j]
+            if row + 1 < end:
+                self.fetch_input(mU, mPre, sU[None, (row + 1 - b0) & 1], sPre, row + 1, d, start, left)
+            else:
+                cute.arch.cp_async_commit_group()
+
             self.forward(x, twiddles, points, t, rank)
             fft.product(x, k)
             self.inverse(x, twiddles, points, back, t, rank)
             if cutlass.const_expr(c.skip):
-                u = cute.make_rmem_tensor((2, POINTS), F32)
-                self.load_gated(mU, mPre, b, d, start, left, u)
                 for j in cutlass.range_constexpr(POINTS):
-                    x[0, j] = cute.math.fma(skip, u[0, j], x[0, j])
+                    x[0, j] = cute.math.fma(skip, u[j], x[0, j])
             if cutlass.const_expr(c.post_gate):
-                self.multiply(mPost[b, d, None], start, left, x)
+                # On their way: post_gate of this row, u of the next.
+                cute.arch.cp_async_wait_group(1)
+                self.multiply(mPost, sPost, row, d, start, left, x)
+                if row + 1 < end:
+                    self.fetch_gate(mPost, sPost, row + 1, d, start, left)
             if mine:
-                gY = mY[b, d, None]
+                gY = mY[I64(row), d, None]
                 for j in cutlass.range_constexpr(self.certain):
                     gY[start + self.offsets[j]] = x[0, j]
                 for j in cutlass.range_constexpr(self.certain, POINTS):
@@ -168,17 +204,42 @@ class LongConvKernel:
                     x[0, j] = g[start + self.offsets[j]]
 
     @cute.jit
-    def multiply(self, g, start, left, x):
-        gate = cute.make_rmem_tensor((1, POINTS), F32)
-        self.load(g, start, left, gate, self.certain)
+    def fetch(self, g, staged, start, left):
+        """Starts to copy this thread's values of a row (n,) to its places in shared memory (POINTS,)."""
+        atom = cute.make_copy_atom(cpasync.CopyG2SOp(), F32, num_bits_per_copy=32)
+        one = cute.make_layout(1)
         for j in cutlass.range_constexpr(POINTS):
-            x[0, j] *= gate[0, j]
+            source = cute.make_tensor(cute.domain_offset((start + self.offsets[j],), g).iterator, one)
+            target = cute.make_tensor(cute.domain_offset((j,), staged).iterator, one)
+            if cutlass.const_expr(j < self.certain):
+                cute.copy(atom, source, target)
+            elif left > self.offsets[j]:
+                cute.copy(atom, source, target)
 
     @cute.jit
-    def load_gated(self, mU, mPre, b, d, start, left, x):
-        self.load(mU[b, d, None], start, left, x, self.certain)
-        if cutlass.const_expr(self.config.pre_gate):
-            self.multiply(mPre[b, d, None], start, left, x)
+    def fetch_input(self, mU, mPre, sU, sPre, row, d, start, left):
+        self.fetch(mU[I64(row), d, None], sU, start, left)
+        if cutlass.const_expr(self.staged_pre):
+            self.fetch(mPre[I64(row), d, None], sPre, start, left)
+        cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def fetch_gate(self, mPost, sPost, row, d, start, left):
+        if cutlass.const_expr(self.staged_post):
+            self.fetch(mPost[I64(row), d, None], sPost, start, left)
+            cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def multiply(self, mGate, sGate, row, d, start, left, x):
+        """x times the gate: from shared memory where it is staged."""
+        gate = cute.make_rmem_tensor((1, POINTS), F32)
+        if cutlass.const_expr(sGate is None):
+            self.load(mGate[I64(row), d, None], start, left, gate, self.certain)
+        else:
+            for j in cutlass.range_constexpr(POINTS):
+                gate[0, j] = sGate[j]
+        for j in cutlass.range_constexpr(POINTS):
+            x[0, j] *= gate[0, j]
 
     @cute.jit
     def forward(self, x, twiddles, points, t, rank):
