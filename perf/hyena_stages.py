@@ -1,9 +1,12 @@
 """The Hyena block's stages alone, on a GPU: `python -m perf.hyena_stages check` and `... time`.
 
 `check` compares with the float64 oracle, and its error with PyTorch's own in fp32 and TF32; `time` is cold L2, medians.
+`mix` does both for the long convolution, beside cuFFT in a CUDA graph.
 """
 
 from __future__ import annotations
+
+import statistics
 
 import numpy as np
 import torch
@@ -12,7 +15,7 @@ import typer
 
 from cute_kernels.hyena import stages, torch_path
 from cute_kernels.hyena.config import Filter, Finish, Precision
-from perf.timing import cold_time
+from perf.timing import cold_time, cold_times
 from reference import hyena, hyena_inputs
 
 D, D_INNER, EPS, SHIFT = 256, 1024, 1e-5, 0.05
@@ -122,6 +125,56 @@ def times() -> None:
             arguments = (w, kernel, length, length, SHIFT, None, k)
             us = cold_time(lambda arguments=arguments: stages.hyena_filter(*arguments), device)
             print(f"filter L {length} tile {kernel.tile} split {kernel.split}: {us:.1f} us")
+
+
+MIX_SHAPES = (*hyena_inputs.OFFICIAL_SHAPES, (1, 8192), (8, 8192), (1, 16384), (1, 32768), (8, 32768))
+
+
+def captured(call, repeats: int = 1) -> torch.cuda.CUDAGraph:
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(repeats):
+            call()
+    return graph
+
+
+@app.command()
+def mix() -> None:
+    """The long convolution with skip and gate: errors for some lengths, microseconds for official and long shapes.
+
+    "in a row" is a call's share of 20 in one CUDA graph, with all data in L2: what it adds to the block.
+    """
+    device = torch.device("cuda")
+
+    def arguments(batch: int, length: int):  # u, k, skip, pre_gate, post_gate
+        u, gate, k = (
+            torch.randn(*rows, stages.pitch(length), device=device)[..., :length]
+            for rows in ((batch, D), (batch, D), (D,))
+        )
+        return u, k, torch.randn(D, device=device), None, gate
+
+    for length in (1, 128, 131, 997, 4096, 8192, 32768):
+        u, k, *_ = arguments(2, length)
+        want = hyena.long_conv(u.cpu().numpy(), k.cpu().numpy())
+        ours, fft = errors(stages.long_conv(u, k), want), errors(torch_path.causal_long_conv(u, k), want)
+        print(f"mix L {length}: L2 {ours[0]:.2e} max {ours[1]:.2e}, cuFFT {fft[0]:.2e} {fft[1]:.2e}")
+    for batch, length in sorted(MIX_SHAPES, key=lambda shape: shape[0] * shape[1]):
+        u, k, skip, _, gate = arguments(batch, length)
+        out = torch.empty_like(u)
+        ours = lambda: stages.long_conv(u, k, skip, None, gate, out)  # noqa: B023, E731
+        fft = captured(lambda: torch_path.causal_long_conv(u, k))  # noqa: B023
+        row, events = captured(ours, 20), [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        cold = cold_times({"ours": ours, "fft": fft.replay}, device, 11)
+        us = {name: statistics.median(t) for name, t in cold.items()}
+        row.replay()
+        events[0].record()
+        row.replay()
+        events[1].record()
+        torch.cuda.synchronize()
+        in_a_row = 1000 * events[0].elapsed_time(events[1]) / 20
+        print(f"mix {batch}x{length}: {us['ours']:.1f} us, in a row {in_a_row:.1f}, cuFFT {us['fft']:.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -209,12 +209,10 @@ class LongConvKernel:
         atom = cute.make_copy_atom(cpasync.CopyG2SOp(), F32, num_bits_per_copy=32)
         one = cute.make_layout(1)
         for j in cutlass.range_constexpr(POINTS):
-            source = cute.make_tensor(cute.domain_offset((start + self.offsets[j],), g).iterator, one)
-            target = cute.make_tensor(cute.domain_offset((j,), staged).iterator, one)
-            if cutlass.const_expr(j < self.certain):
-                cute.copy(atom, source, target)
-            elif left > self.offsets[j]:
-                cute.copy(atom, source, target)
+            if j < self.certain or left > self.offsets[j]:
+                source = cute.domain_offset((start + self.offsets[j],), g).iterator
+                target = cute.domain_offset((j,), staged).iterator
+                cute.copy(atom, cute.make_tensor(source, one), cute.make_tensor(target, one))
 
     @cute.jit
     def fetch_input(self, mU, mPre, sU, sPre, row, d, start, left):

@@ -130,11 +130,7 @@ def long_conv(
     if u.numel() == 0:
         return out
     if length > LongConv.MAX_POINTS:
-        g = u if pre_gate is None else u * pre_gate
-        y = torch_path.causal_long_conv(g, k)
-        if skip is not None:
-            y.addcmul_(g, skip[:, None])
-        return out.copy_(y) if post_gate is None else torch.mul(y, post_gate, out=out)
+        return out.copy_(torch_path.causal_long_conv(u, k, skip, pre_gate, post_gate))
     kernel = LongConv.of_length(length, skip is not None, pre_gate is not None, post_gate is not None)
     current = backend.current()
     rows = kernel.rows(batch, width, current.sm_count(u.device))
