@@ -188,7 +188,8 @@ class LongConv(HyenaKernel):
 
     MIN_POINTS: ClassVar[int] = 16
     MAX_POINTS: ClassVar[int] = 32768
-    BLOCK_POINTS: ClassVar[int] = 8192  # what a block transforms; a cluster divides more
+    BLOCK_POINTS: ClassVar[int] = 8192  # the most that one block transforms
+    PART_POINTS: ClassVar[int] = 4096  # of one block, where a cluster divides more
 
     @classmethod
     def of_length(cls, length: int, skip: bool, pre_gate: bool, post_gate: bool) -> LongConv:
@@ -200,7 +201,7 @@ class LongConv(HyenaKernel):
     @property
     def parts(self) -> int:
         """Blocks of one transform, a cluster."""
-        return max(1, self.points // self.BLOCK_POINTS)
+        return 1 if self.points <= self.BLOCK_POINTS else self.points // self.PART_POINTS
 
     @property
     def team(self) -> int:

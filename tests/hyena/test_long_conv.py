@@ -59,9 +59,9 @@ def test_lengths(machine, length):
     assert torch.isnan(whole[..., 0]).all() and torch.isnan(whole[..., length + 1 :]).all()  # nothing beside the rows
 
 
-@pytest.mark.parametrize("length", [4097, 32768])
-def test_clusters(machine, length):
-    """A transform divided among the blocks of a cluster, the filter's registers used for a second row."""
+@pytest.mark.parametrize("length", [4097, 9000, 32768])
+def test_long(machine, length):
+    """The largest block, and transforms divided among the blocks of a cluster; two rows of one filter."""
     arguments = make(length, 2, 1, length, length // 2, (True, False, False))
     assert rel_l2(stages.long_conv(*arguments), oracle(*arguments)) < LIMIT
 
