@@ -1,4 +1,4 @@
-"""The Hyena block's stages alone, on a GPU: `python -m perf.hyena_stages check` and `... time`.
+"""The Hyena block's stages alone, on a GPU: `python -m perf.hyena_stages check` and `... time`, for each stage or one.
 
 `check` compares with the float64 oracle, and its error with PyTorch's own in fp32 and TF32; `time` is cold L2, medians.
 `mix` does both for the long convolution, beside cuFFT in a CUDA graph.
@@ -19,16 +19,15 @@ from perf.timing import cold_time, cold_times
 from reference import hyena, hyena_inputs
 
 D, D_INNER, EPS, SHIFT = 256, 1024, 1e-5, 0.05
-RING = {"highest": 3, "high": 5, "medium": 5}  # stages of the weights' ring that fit
-FINISH = [(name, multicast) for name in RING for multicast in (1, 2, 4)]
+SPLITS = ((1, 1), (1, 2), (2, 1), (4, 1), (8, 1))  # split and multicast
 FILTERS = [Filter(D, 5, "reshape", True, False, tile, split) for tile in (16, 32, 64) for split in (1, 2, 4)]
 
 app = typer.Typer()
 
 
-def finish_kernel(precision: str, multicast: int) -> Finish:
+def finish_kernel(precision: str, split: int, multicast: int) -> Finish:
     p = Precision.named(precision)
-    return Finish(p.dtype, p.parts, D, D_INNER, multicast=multicast, stages=RING[precision])
+    return Finish(p.dtype, p.parts, D, D_INNER, split, multicast)
 
 
 def errors(got: torch.Tensor, want: np.ndarray) -> tuple[float, float]:
@@ -49,26 +48,28 @@ def torch_finish(p: torch.Tensor, w: dict[str, torch.Tensor], tf32: bool) -> tor
     return F.linear(h, w["mlp_fc2_weight"], w["mlp_fc2_bias"]) + r
 
 
-def check_finish(kind: str, batch: int, length: int) -> None:
+def check_finish(kind: str, batch: int, length: int, precisions: list[str]) -> None:
     inputs = hyena_inputs.SETS[kind](batch, length)
     want, w = hyena.block(inputs), on_gpu(inputs)
     p = torch.zeros(batch, D, stages.pitch(length), device="cuda")
     p[:, :, :length] = torch.from_numpy(want["p"].astype(np.float32)).cuda()
     base = {tf32: errors(torch_finish(p[:, :, :length], w, tf32), want["out"]) for tf32 in (False, True)}
-    for precision, multicast in FINISH:
+    for precision in precisions:
         operands = stages.convert_weights(w, Precision.named(precision))
-        outs = []
-        for _ in range(2):
-            out = torch.full((batch, length, D), float("nan"), device="cuda")
-            kernel = finish_kernel(precision, multicast)
-            stages.finish(p, w["hidden_states"], w, operands, kernel, length, EPS, out)
-            outs.append(out)
-        l2, largest = errors(outs[0], want["out"])
-        base_l2, base_largest = base[precision != "highest"]
-        print(
-            f"finish {kind} {batch}x{length} {precision} multicast {multicast}: L2 {l2:.2e} max {largest:.2e}, "
-            f"of PyTorch's {l2 / base_l2:.2f} {largest / base_largest:.2f}, same bits twice {torch.equal(*outs)}"
-        )
+        for split, multicast in SPLITS:
+            outs = []
+            for _ in range(2):
+                out = torch.full((batch, length, D), float("nan"), device="cuda")
+                kernel = finish_kernel(precision, split, multicast)
+                stages.finish(p, w["hidden_states"], w, operands, kernel, length, EPS, out)
+                outs.append(out)
+            l2, largest = errors(outs[0], want["out"])
+            base_l2, base_largest = base[precision != "highest"]
+            print(
+                f"finish {kind} {batch}x{length} {precision} split {split} multicast {multicast}: L2 {l2:.2e} "
+                f"max {largest:.2e}, of PyTorch's {l2 / base_l2:.2f} {largest / base_largest:.2f}, "
+                f"same bits twice {torch.equal(*outs)}"
+            )
 
 
 def check_filter(kind: str, length: int) -> None:
@@ -87,44 +88,88 @@ def check_filter(kind: str, length: int) -> None:
         )
 
 
+def time_finish(batch: int, length: int, precisions: list[str]) -> None:
+    device = torch.device("cuda")
+    w = on_gpu(hyena_inputs.official(batch, length))
+    p = torch.randn(batch, D, stages.pitch(length), device=device)
+    out = torch.empty(batch, length, D, device=device)
+
+    def call(operands: stages.Operands, kernel: Finish):
+        return lambda: stages.finish(p, w["hidden_states"], w, operands, kernel, length, EPS, out)
+
+    for precision in precisions:
+        operands = stages.convert_weights(w, Precision.named(precision))
+        calls = {
+            f"{split}/{multicast}": call(operands, finish_kernel(precision, split, multicast))
+            for split, multicast in SPLITS
+        }
+        cold = cold_times(calls, device)
+        times = ", ".join(f"{name} {statistics.median(cold[name]):.1f}" for name in calls)
+        print(f"finish {batch}x{length} {precision}: {times} us by split/multicast")
+
+
+def time_filter(length: int) -> None:
+    device = torch.device("cuda")
+    w = on_gpu(hyena_inputs.official(1, length))
+    k = torch.empty(D, stages.pitch(length), device=device)
+    for kernel in FILTERS:
+        arguments = (w, kernel, length, length, SHIFT, None, k)
+        us = cold_time(lambda arguments=arguments: stages.hyena_filter(*arguments), device)
+        print(f"filter L {length} tile {kernel.tile} split {kernel.split}: {us:.1f} us")
+
+
+def time_weights(precision: str) -> None:
+    w = on_gpu(hyena_inputs.official(1, 8))
+    convert = Precision.named(precision)
+    us = cold_time(lambda: stages.convert_weights(w, convert), torch.device("cuda"))
+    print(f"weights {precision}: {us:.1f} us")
+
+
+def batch_and_length(size: str) -> tuple[int, int]:
+    batch, length = size.split("x")
+    return int(batch), int(length)
+
+
+STAGE: list[str] = typer.Option(["weights", "filter", "finish"], help="Stages to run.")
+CHECKED = typer.Option(["1x131", "4x541", "2x1024", "3x70"], help="Batch x length, for finish.")
+TIMED = typer.Option(
+    ["1x131", "1x256", "1x512", "1x1024", "1x2048", "1x4096", "2x4096"], help="Batch x length, for finish."
+)
+PRECISION = typer.Option(list(Precision.NAMES), help="Precisions to run.")
+
+
 @app.command()
-def check() -> None:
+def check(
+    stage: list[str] = STAGE,
+    precision: list[str] = PRECISION,
+    size: list[str] = CHECKED,
+) -> None:
     """Errors against float64, beside PyTorch's."""
     for kind in ("official", "stress"):
-        for batch, length in ((1, 131), (4, 541), (2, 1024), (3, 70)):
-            check_finish(kind, batch, length)
-        for length in (1, 131, 541, 1024, 4096):
-            check_filter(kind, length)
+        if "finish" in stage:
+            for s in size:
+                check_finish(kind, *batch_and_length(s), precision)
+        if "filter" in stage:
+            for length in (1, 131, 541, 1024, 4096):
+                check_filter(kind, length)
 
 
 @app.command(name="time")
-def times() -> None:
-    """Microseconds of each stage by precision, multicast, tile and split."""
-    device = torch.device("cuda")
-    w = on_gpu(hyena_inputs.official(1, 8))
-    for precision in RING:
-        convert = Precision.named(precision)
-        us = cold_time(lambda convert=convert: stages.convert_weights(w, convert), device)
-        print(f"weights {precision}: {us:.1f} us")
-    for batch, length in ((1, 131), (1, 256), (1, 1024), (1, 2048), (1, 4096), (2, 4096)):
-        w = on_gpu(hyena_inputs.official(batch, length))
-        p = torch.randn(batch, D, stages.pitch(length), device=device)
-        out = torch.empty(batch, length, D, device=device)
-        for precision, multicast in FINISH:
-            operands, kernel = (
-                stages.convert_weights(w, Precision.named(precision)),
-                finish_kernel(precision, multicast),
-            )
-            arguments = (p, w["hidden_states"], w, operands, kernel, length, EPS, out)
-            us = cold_time(lambda arguments=arguments: stages.finish(*arguments), device)
-            print(f"finish {batch}x{length} {precision} multicast {multicast}: {us:.1f} us")
-    for length in (131, 256, 512, 1024, 2048, 4096):
-        w = on_gpu(hyena_inputs.official(1, length))
-        k = torch.empty(D, stages.pitch(length), device=device)
-        for kernel in FILTERS:
-            arguments = (w, kernel, length, length, SHIFT, None, k)
-            us = cold_time(lambda arguments=arguments: stages.hyena_filter(*arguments), device)
-            print(f"filter L {length} tile {kernel.tile} split {kernel.split}: {us:.1f} us")
+def times(
+    stage: list[str] = STAGE,
+    precision: list[str] = PRECISION,
+    size: list[str] = TIMED,
+) -> None:
+    """Microseconds of each stage by precision and configuration."""
+    if "weights" in stage:
+        for name in precision:
+            time_weights(name)
+    if "finish" in stage:
+        for s in size:
+            time_finish(*batch_and_length(s), precision)
+    if "filter" in stage:
+        for length in (131, 256, 512, 1024, 2048, 4096):
+            time_filter(length)
 
 
 MIX_SHAPES = (*hyena_inputs.OFFICIAL_SHAPES, (1, 8192), (8, 8192), (1, 16384), (1, 32768), (8, 32768))

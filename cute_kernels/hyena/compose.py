@@ -20,7 +20,6 @@ from cute_kernels.hyena.workspace import Pieces
 
 # PyTorch's intermediates are several times as large as the widest of them: rows go through in slices of this size.
 SLICE_ELEMENTS = 1 << 28
-_RING = {"highest": 3, "high": 5, "medium": 5}  # stages of the finishing kernel's weights that fit
 
 
 def filter_kernel(problem: HyenaProblem, options: HyenaOptions, length: int, sm_count: int) -> Filter | None:
@@ -37,19 +36,10 @@ def conv_kernel(length: int, *, skip: bool, pre_gate: bool, post_gate: bool) -> 
     return LongConv.of_length(length, skip, pre_gate, post_gate)
 
 
-def finish_kernel(problem: HyenaProblem, precision: str, tokens: int, arch: str) -> Finish | None:
-    if arch not in Finish.archs or problem.width not in (128, 256) or problem.inner % (problem.width // 2):
+def finish_kernel(problem: HyenaProblem, precision: str, tokens: int, arch: str, sm_count: int) -> Finish | None:
+    if arch not in Finish.archs or problem.width not in (128, 256) or problem.inner % 128:
         return None
-    multicast = next(m for m in (4, 2, 1) if tokens >= 64 * m or m == 1)
-    chosen = Precision.named(precision)
-    return Finish(
-        chosen.dtype,
-        chosen.parts,
-        problem.width,
-        problem.inner,
-        multicast=multicast,
-        stages=_RING[precision],
-    )
+    return Finish.for_shape(precision, problem.width, problem.inner, tokens, sm_count)
 
 
 @dataclass(frozen=True)
@@ -75,7 +65,7 @@ class Composition:
             *(problem, options, precision, length, device),
             filter_kernel(problem, options, min(length, options.l_max), sm_count),
             conv_kernel(min(length, options.l_max), skip=True, pre_gate=False, post_gate=True),
-            finish_kernel(problem, precision, batch * length, arch),
+            finish_kernel(problem, precision, batch * length, arch, sm_count),
         )
 
     @property

@@ -112,8 +112,8 @@ class Project(HyenaKernel):
 class Finish(HyenaKernel):
     """out_proj, residual, LayerNorm, fc1, GELU, fc2, residual for tiles of 64 tokens.
 
-    A cluster has `multicast` token tiles, which share every load of weights, times `split` blocks for each tile, which
-    divide the hidden width among them.
+    `split` blocks share one token tile and divide the hidden width among them, or `multicast` token tiles share every
+    load of weights; either makes a cluster.
     """
 
     archs: ClassVar[tuple[str, ...]] = ("sm_90a",)
@@ -122,30 +122,63 @@ class Finish(HyenaKernel):
     parts: int
     width: int
     inner: int
-    multicast: int = 1
     split: int = 1
-    stages: int = 3
+    multicast: int = 1
 
-    tile: ClassVar[int] = 64
-    consumers: ClassVar[int] = 256  # two warpgroups, each with half of the output columns
+    tile: ClassVar[int] = 64  # tokens
+    box: ClassVar[int] = 64  # rows of weights, and elements of K, of one load
+    consumers: ClassVar[int] = 256  # threads of the two warpgroups that compute
+    stage_bytes: ClassVar[int] = 2 * 64 * 64 * 2
+    shared: ClassVar[int] = 232_448  # bytes of a block
 
     def __post_init__(self) -> None:
         if self.width not in (128, 256):
             raise NotImplementedError(f"d_model must be 128 or 256, got {self.width}")
-        if self.split > 1:
-            raise NotImplementedError("a tile's hidden width isn't divided among blocks yet")
-        if self.inner % (self.chunk * self.split):
-            raise NotImplementedError(f"d_inner must be a multiple of {self.chunk * self.split}, got {self.inner}")
+        if self.split not in (1, 2, 4, 8) or self.multicast not in (1, 2) or self.split > 1 < self.multicast:
+            raise ValueError(
+                "split must be 1, 2, 4 or 8 and multicast 1, or split 1 and multicast 2, "
+                f"got {self.split} and {self.multicast}"
+            )
+        if self.inner % (2 * self.box * self.split):
+            raise NotImplementedError(f"d_inner must be a multiple of {2 * self.box * self.split}, got {self.inner}")
+
+    @classmethod
+    def for_shape(cls, precision: str, width: int, inner: int, tokens: int, sm_count: int) -> Finish:
+        """The configuration for a number of tokens: the largest split whose blocks all run at once."""
+        chosen = Precision.named(precision)
+        tiles = -(-tokens // cls.tile)
+        for split in (8, 4, 2):
+            # Clusters of 4 and 8 don't fill a GPU: its SMs come in groups of up to 18, some with fewer.
+            room = sm_count if split == 2 else sm_count * 10 // 11
+            if inner % (2 * cls.box * split) == 0 and tiles <= room // split:
+                return cls(chosen.dtype, chosen.parts, width, inner, split=split)
+        return cls(chosen.dtype, chosen.parts, width, inner)
+
+    @property
+    def cluster(self) -> int:
+        return self.split * self.multicast
 
     @property
     def half(self) -> int:
-        """Output columns of one warpgroup, and rows of one half of a stage."""
+        """Output columns of one warpgroup."""
         return self.width // 2
 
     @property
     def chunk(self) -> int:
-        """Hidden columns between two barriers."""
-        return self.half
+        """Hidden columns that a warpgroup takes at once: as many as its registers hold."""
+        return 128 if self.parts == 1 and self.inner % (256 * self.split) == 0 else 64
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of one warpgroup."""
+        return self.inner // self.split // (2 * self.chunk)
+
+    @property
+    def stages(self) -> int:
+        """Stages of each warpgroup's ring of weights: what is left of shared memory."""
+        tokens = self.parts * self.tile * self.width * 2
+        vectors = 4 * (6 * self.width + 2 * self.inner // self.split + 5 * self.tile + 32)
+        return min(6, (self.shared - 2048 - tokens - vectors) // (2 * self.stage_bytes))
 
     def compile(self, arch: str) -> Any:
         from cute_kernels.hyena import finish

@@ -1,14 +1,15 @@
 """The block's second half in one kernel: out_proj, residual, LayerNorm, fc1, GELU, fc2, residual.
 
-A block owns 64 tokens. Two consumer warpgroups compute, each with half of every product's columns; one producer warp
-streams the weights through shared memory by TMA. The hidden activations exist only as chunks in shared memory.
-
-With two parts for each operand, a product is lo * hi + hi * lo + hi * hi, in this order into one accumulator (the
-small terms lose nothing before the large one arrives), and the accumulator is added to fp32 registers every 64 of K,
-because the tensor core's own sums truncate.
+A block owns 64 tokens, or shares them with the other blocks of its cluster, each of which has a part of the hidden
+width. Two warpgroups compute. For out_proj each has half of the columns; then each has its own chunks of the hidden
+width, whose activations never leave its registers, and a partial sum of all output columns. At the end the partial sums
+of the warpgroups, then of the cluster's blocks, are added in a fixed order. Each warpgroup has a warp that streams its
+weights through shared memory (`finish_stream`); what happens to rows of tokens is in `finish_rows`.
 """
 
 from __future__ import annotations
+
+import math
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -17,31 +18,24 @@ import cutlass.memory as memory
 import cutlass.pipeline as pipeline
 import cutlass.utils as utils
 import cutlass.utils.hopper_helpers as sm90_utils
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.cute.runtime import make_fake_stream
 
+from cute_kernels.hyena import finish_rows as rows
 from cute_kernels.hyena import numerics
 from cute_kernels.hyena.config import Finish
+from cute_kernels.hyena.finish_stream import WeightStream
 from cute_kernels.hyena.weights import compact, operand_type
 from cute_kernels.runtime.kernel import compile_options
 
-F32, I32, I64 = cutlass.Float32, cutlass.Int32, cutlass.Int64
-K_TILE = 64  # one 128-byte swizzle row of 16-bit operands
-CONSUMERS_BARRIER = 1
+F32, I32 = cutlass.Float32, cutlass.Int32
 
 
 class FinishKernel:
     def __init__(self, config: Finish):
         self.config = config
+        self.stream = WeightStream(config)
         self.dtype = operand_type(config.dtype)
-        c = config
-        self.row_k_tiles = c.width // K_TILE  # K tiles of out_proj and fc1
-        self.chunk_k_tiles = c.chunk // K_TILE  # K tiles of one hidden chunk in fc2
-        self.chunks = c.inner // c.split // c.chunk
-
-    def mma(self, n: int):
-        k = OperandMajorMode.K
-        return sm90_utils.make_trivial_tiled_mma(self.dtype, self.dtype, k, k, F32, (1, 1, 1), tiler_mn=(64, n))
 
     @cute.jit
     def __call__(
@@ -68,47 +62,51 @@ class FinishKernel:
     ):
         c = self.config
         row_major = utils.LayoutEnum.ROW_MAJOR
-        tile = (c.tile, c.half, K_TILE)
-        # Activations: one (64, 64) tile for each K tile and part. Weights: two halves of (D/2, 64) for each stage.
-        a_layout = sm90_utils.make_smem_layout_a(row_major, tile, self.dtype, self.row_k_tiles * c.parts)
-        h_layout = sm90_utils.make_smem_layout_a(row_major, tile, self.dtype, self.chunk_k_tiles * c.parts)
-        w_layout = sm90_utils.make_smem_layout_b(row_major, tile, self.dtype, 2 * c.stages)
-        # fc1 gives each warpgroup D/4 columns of a chunk: the same bytes, seen as quarters of a stage.
-        q_layout = sm90_utils.make_smem_layout_b(row_major, (c.tile, c.half // 2, K_TILE), self.dtype, 4 * c.stages)
+        box = (c.tile, c.box, c.box)
+        # Tokens: one (64, 64) tile for each K tile and part. Weights: four boxes a stage, two for each warpgroup, also
+        # seen as boxes of 128 rows.
+        a_layout = sm90_utils.make_smem_layout_a(row_major, box, self.dtype, c.width // c.box * c.parts)
+        box_layout = sm90_utils.make_smem_layout_b(row_major, box, self.dtype, 4 * c.stages)
+        wide_layout = sm90_utils.make_smem_layout_b(row_major, (c.tile, 2 * c.box, c.box), self.dtype, 2 * c.stages)
 
         if cutlass.const_expr(c.multicast > 1):
             op = cpasync.CopyBulkTensorTileG2SMulticastOp()
         else:
             op = cpasync.CopyBulkTensorTileG2SOp()
-        one = cute.slice_(w_layout, (None, None, 0))
+        one = cute.slice_(box_layout, (None, None, 0))
         atoms = []
         for w in (mWo, mW1, mW2):
             nkp = cute.make_tensor(w.iterator, cute.select(w.layout, mode=[1, 2, 0]))  # (N, K, parts)
-            atom, coords = cpasync.make_tiled_tma_atom(op, nkp, one, (c.half, K_TILE), num_multicast=c.multicast)
-            atoms += [atom, coords]
+            atoms += cpasync.make_tiled_tma_atom(op, nkp, one, (c.box, c.box))
 
         @cute.struct
         class Storage:
-            w_mbar: cute.struct.MemRange[cutlass.Int64, 2 * c.stages]
+            w_mbar: cute.struct.MemRange[cutlass.Int64, 4 * c.stages]
+            sO: cute.struct.Align[cute.struct.MemRange[F32, 2 * c.width], 16]
+            sN: cute.struct.Align[cute.struct.MemRange[F32, 2 * c.width], 16]
+            s1: cute.struct.Align[cute.struct.MemRange[F32, 2 * (c.inner // c.split)], 16]
+            s2: cute.struct.Align[cute.struct.MemRange[F32, 2 * c.width], 16]
             sReduce: cute.struct.MemRange[F32, 4 * c.tile]
             sScale: cute.struct.MemRange[F32, c.tile]
-            sBound: cute.struct.MemRange[F32, 16]
+            sBound: cute.struct.MemRange[F32, 4 * c.consumers // 32]
             sA: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(a_layout)], 1024]
-            sH: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(h_layout)], 1024]
-            sW: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(w_layout)], 1024]
+            sW: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(box_layout)], 1024]
 
         self.Storage = Storage
-        tokens = mX.shape[0]
-        clusters = cute.ceil_div(cute.ceil_div(tokens, c.tile), c.multicast)
+        clusters = cute.ceil_div(cute.ceil_div(mX.shape[0], c.tile), c.multicast)
+        self.kernel.set_name_prefix("hyena_finish", remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
             *(mP, mX, *atoms, mSo, mS1, mS2, mNorm1, mBo, mB1, mB2, mNw, mNb, mOut, length, conv_length, eps),
-            *(self.mma(c.half), self.mma(c.half), self.mma(c.half // 2), self.mma(c.half // 2)),
-            *(a_layout, h_layout, w_layout, q_layout),
+            *(a_layout, box_layout, wide_layout),
         ).launch(
-            grid=(clusters * c.multicast * c.split, 1, 1),
+            grid=(clusters * c.cluster, 1, 1),
             block=(c.consumers + 128, 1, 1),
-            cluster=(c.multicast * c.split, 1, 1),
+            cluster=(c.cluster, 1, 1),
             stream=stream,
+            use_pdl=True,
+            # without it the assembler may ignore setmaxnreg, and spill; naming the carveout keeps it off the driver
+            min_blocks_per_mp=1,
+            preferred_smem_carveout=100,
         )
 
     @cute.kernel
@@ -135,124 +133,65 @@ class FinishKernel:
         length: I32,
         conv_length: I32,
         eps: F32,
-        half_new: cute.TiledMma,
-        half_add: cute.TiledMma,
-        quarter_new: cute.TiledMma,
-        quarter_add: cute.TiledMma,
         a_layout: cute.ComposedLayout,
-        h_layout: cute.ComposedLayout,
-        w_layout: cute.ComposedLayout,
-        q_layout: cute.ComposedLayout,
+        box_layout: cute.ComposedLayout,
+        wide_layout: cute.ComposedLayout,
     ):
         c = self.config
         tidx = cute.arch.thread_idx()[0]
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-        cluster = cute.arch.block_idx()[0] // (c.multicast * c.split)
+        cluster = cute.arch.block_idx()[0] // c.cluster
         cta_layout = cute.make_layout((1, c.multicast, c.split, 1))
         peer, part = rank % c.multicast, rank // c.multicast  # token tile in the cluster, part of the hidden width
         token0 = (cluster * c.multicast + peer) * c.tile
+        chunk0 = part * (2 * c.chunks)
 
         storage = memory.SmemAllocator().allocate(self.Storage)
         sA = storage.sA.get_tensor(a_layout.outer, swizzle=a_layout.inner)  # (64, 64, parts * K tiles)
-        sH = storage.sH.get_tensor(h_layout.outer, swizzle=h_layout.inner)
-        sW = storage.sW.get_tensor(w_layout.outer, swizzle=w_layout.inner)  # (D/2, 64, 2 * stages)
-        sQ = storage.sW.get_tensor(q_layout.outer, swizzle=q_layout.inner)  # (D/4, 64, 4 * stages)
-        sReduce = storage.sReduce.get_tensor(cute.make_layout((c.tile, 4)))
+        sBox = storage.sW.get_tensor(box_layout.outer, swizzle=box_layout.inner)  # (64, 64, 4 * stages)
+        sWide = storage.sW.get_tensor(wide_layout.outer, swizzle=wide_layout.inner)  # (128, 64, 2 * stages)
+        # Partial sums take the place of the weights that a warpgroup has used.
+        sums = cute.make_layout((4, 128, c.half // 8, 2), stride=(1, 4, 512, c.stages * c.stage_bytes // 4))
+        sWhole = cute.make_tensor(cute.recast_ptr(storage.sW.data_ptr(), dtype=F32), sums)
+        sPart = cute.make_tensor(sWhole.iterator + 64 * c.half, sums)
+        by_pairs = cute.make_layout((4, c.width // 2))
+        sO, sN, s2 = (s.get_tensor(by_pairs) for s in (storage.sO, storage.sN, storage.s2))
+        s1 = storage.s1.get_tensor(cute.make_layout((4, c.inner // c.split // 2)))
+        sReduce = storage.sReduce.get_tensor(cute.make_layout((c.tile, 2, 2)))
         sScale = storage.sScale.get_tensor(cute.make_layout(c.tile))
-        sBound = storage.sBound.get_tensor(cute.make_layout((8, 2)))
+        sBound = storage.sBound.get_tensor(cute.make_layout((4, c.consumers // 32)))
 
-        group = pipeline.CooperativeGroup
-        pipe = pipeline.PipelineTmaAsync.create(
-            num_stages=c.stages,
-            barrier_storage=storage.w_mbar.data_ptr(),
-            tx_count=c.width * K_TILE * 2,
-            producer_group=group(pipeline.Agent.Thread),
-            consumer_group=group(pipeline.Agent.Thread, c.consumers // 32 * c.multicast),
-            cta_layout_vmnk=cta_layout,
-            mcast_mode_mn=(0, 1),
-        )
-
+        ring = self.stream.ring(storage.w_mbar.data_ptr(), cta_layout)
         if warp_idx >= c.consumers // 32:
-            cute.arch.setmaxregister_decrease(40)
-            if warp_idx == c.consumers // 32:
-                self.produce(pipe, rank, peer, part, cta_layout, atomWo, tWo, atomW1, tW1, atomW2, tW2, sW)
+            cute.arch.setmaxregister_decrease(24)
+            wg = warp_idx - c.consumers // 32
+            if wg < 2:
+                mask = cpasync.create_tma_multicast_mask(cta_layout, cta_layout.get_flat_coord(rank), 1)
+                cute.arch.griddepcontrol_wait()
+                self.stream.produce(
+                    ring, wg, peer, chunk0 + wg, mask, ((atomWo, tWo), (atomW1, tW1), (atomW2, tW2)), sBox
+                )
+            for _ in cutlass.range_constexpr(2 if c.split > 1 else 1):
+                self.meet()
         else:
-            cute.arch.setmaxregister_increase(232)
+            cute.arch.setmaxregister_increase(240)
             self.consume(
-                *(pipe, tidx, warp_idx, part, token0, mP, mX, mSo, mS1, mS2, mNorm1, mBo, mB1, mB2, mNw, mNb, mOut),
-                *(length, conv_length, eps, half_new, half_add, quarter_new, quarter_add),
-                *(sA, sH, sW, sQ, sReduce, sScale, sBound),
+                *(ring, tidx, warp_idx, part, token0, mP, mX, mSo, mS1, mS2, mNorm1, mBo, mB1, mB2, mNw, mNb, mOut),
+                *(length, conv_length, eps, sA, sBox, sWide, sO, sN, s1, s2, sReduce, sScale, sBound, sWhole, sPart),
             )
 
     @cute.jit
-    def produce(
-        self,
-        pipe: pipeline.PipelineTmaAsync,
-        rank: I32,
-        peer: I32,
-        part: I32,
-        cta_layout: cute.Layout,
-        atomWo: cute.CopyAtom,
-        tWo: cute.Tensor,
-        atomW1: cute.CopyAtom,
-        tW1: cute.Tensor,
-        atomW2: cute.CopyAtom,
-        tW2: cute.Tensor,
-        sW: cute.Tensor,
-    ):
-        """Loads the weights in the order in which `consume` uses them, two halves to a stage."""
-        c = self.config
-        mask = cpasync.create_tma_multicast_mask(cta_layout, cta_layout.get_flat_coord(rank), 1)
-        sWg = cute.group_modes(sW, 0, 2)
-        peers = cute.make_layout(c.multicast)
-        tiles = []
-        for atom, t in ((atomWo, tWo), (atomW1, tW1), (atomW2, tW2)):
-            g = cute.group_modes(cute.local_tile(t, (c.half, K_TILE), (None, None, None)), 0, 2)
-            tiles.append((atom, *cpasync.tma_partition(atom, peer, peers, sWg, g)))
-        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, c.stages)
-
-        for k in cutlass.range_constexpr(self.row_k_tiles):
-            for p in cutlass.range_constexpr(c.parts):
-                state = self.load(pipe, state, mask, tiles[0], (0, k, c.parts - 1 - p), (1, k, c.parts - 1 - p))
-        for i in cutlass.range(self.chunks, unroll=1):
-            n = part * self.chunks + i
-            if cutlass.const_expr(c.parts == 1):
-                for k in cutlass.range_constexpr(self.row_k_tiles // 2):
-                    state = self.load(pipe, state, mask, tiles[1], (n, 2 * k, 0), (n, 2 * k + 1, 0))
-            else:
-                for k in cutlass.range_constexpr(self.row_k_tiles):
-                    state = self.load(pipe, state, mask, tiles[1], (n, k, 1), (n, k, 0))
-            for k in cutlass.range_constexpr(self.chunk_k_tiles):
-                for p in cutlass.range_constexpr(c.parts):
-                    kk = n * self.chunk_k_tiles + k
-                    state = self.load(pipe, state, mask, tiles[2], (0, kk, c.parts - 1 - p), (1, kk, c.parts - 1 - p))
-        pipe.producer_tail(state)
-
-    @cute.jit
-    def load(self, pipe, state, mask, tiles, first, second):
-        """Both halves of one stage: (row tile, K tile, part) each."""
-        atom, tWsW, tWgW = tiles
-        pipe.producer_acquire(state)
-        mbar = pipe.producer_get_barrier(state)
-        for half in cutlass.range_constexpr(2):
-            source = tWgW[(None, *(first if cutlass.const_expr(half == 0) else second))]
-            if cutlass.const_expr(self.config.multicast > 1):
-                cute.copy(atom, source, tWsW[None, 2 * state.index + half], tma_bar_ptr=mbar, mcast_mask=mask)
-            else:
-                cute.copy(atom, source, tWsW[None, 2 * state.index + half], tma_bar_ptr=mbar)
-        pipe.producer_commit(state)
-        state.advance()
-        return state
-
-    @cute.jit
-    def sync(self):
-        cute.arch.barrier(barrier_id=CONSUMERS_BARRIER, number_of_threads=self.config.consumers)
+    def meet(self):
+        """All blocks of the cluster."""
+        if cutlass.const_expr(self.config.cluster > 1):
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
 
     @cute.jit
     def consume(
         self,
-        pipe: pipeline.PipelineTmaAsync,
+        ring: pipeline.PipelineTmaAsync,
         tidx: I32,
         warp_idx: I32,
         part: I32,
@@ -272,324 +211,150 @@ class FinishKernel:
         length: I32,
         conv_length: I32,
         eps: F32,
-        half_new: cute.TiledMma,
-        half_add: cute.TiledMma,
-        quarter_new: cute.TiledMma,
-        quarter_add: cute.TiledMma,
         sA: cute.Tensor,
-        sH: cute.Tensor,
-        sW: cute.Tensor,
-        sQ: cute.Tensor,
+        sBox: cute.Tensor,
+        sWide: cute.Tensor,
+        sO: cute.Tensor,
+        sN: cute.Tensor,
+        s1: cute.Tensor,
+        s2: cute.Tensor,
         sReduce: cute.Tensor,
         sScale: cute.Tensor,
         sBound: cute.Tensor,
+        sWhole: cute.Tensor,
+        sPart: cute.Tensor,
     ):
         c = self.config
-        tokens = mX.shape[0]
         wg = warp_idx // 4
-        lane = tidx % 32
-        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, c.stages)
+        pair0 = wg * (c.half // 2)  # of this warpgroup's half of the columns
 
-        # The largest row norm and bias of fc1 bound every hidden activation: |h| <= norm1 |n2| + bias1.
-        w_norm, w_bias = F32(0.0), F32(0.0)
-        for i in cutlass.range_constexpr(cute.ceil_div(c.inner, c.consumers)):
-            j = tidx + i * c.consumers
-            if j < c.inner:
-                w_norm = cute.arch.fmax(w_norm, mNorm1[j])
-                w_bias = cute.arch.fmax(w_bias, cute.arch.fmax(mB1[j], -mB1[j]))
-        w_norm, w_bias = numerics.max_over(w_norm, 32), numerics.max_over(w_bias, 32)
-        if lane == 0:
-            sBound[warp_idx, 0], sBound[warp_idx, 1] = w_norm, w_bias
+        # The inputs of the call may be read before the launch in front has ended, what kernels made may not.
+        x = cute.make_rmem_tensor((2, 2, c.half // 8), F32)
+        rows.load_pairs(mX, x, token0, pair0, tidx)
+        share = c.inner // c.split
+        norm_w, norm_b = rows.load_all(mNw, tidx, c.width), rows.load_all(mNb, tidx, c.width)
+        b1_all = rows.load_all(mB1, tidx, c.inner)
+        mS1, mB1 = cute.domain_offset((part * share,), mS1), cute.domain_offset((part * share,), mB1)
+        b1, bo, b2 = (
+            rows.load_all(mB1, tidx, share),
+            rows.load_all(mBo, tidx, c.width),
+            rows.load_all(mB2, tidx, c.width),
+        )
+        cute.arch.griddepcontrol_wait()
+        p = cute.make_rmem_tensor(c.width * c.tile // c.consumers, F32)
+        row, channel0 = tidx % c.tile, tidx // c.tile * cute.size(p)
+        rows.load_channels(mP, p, token0 + row, channel0, length, conv_length, mX.shape[0])
+        norm1, scale1 = rows.load_all(mNorm1, tidx, c.inner), rows.load_all(mS1, tidx, share)
+        scale_o, scale2 = rows.load_all(mSo, tidx, c.width), rows.load_all(mS2, tidx, c.width)
 
-        self.load_rows(mP, sA, sReduce, sScale, token0, tokens, length, conv_length, tidx)
-        cute.arch.fence_proxy("async.shared", space="cta")
-        self.sync()
+        rows.store_vector(b1, s1, 2, share, tidx, 1.0)
+        rows.store_vector(bo, sO, 2, c.width, tidx, 1.0)
+        rows.store_vector(b2, s2, 2, c.width, tidx, 1.0)
+
+        # A LayerNorm row's L2 norm is at most sqrt(D), so |n2| <= sqrt(D) max |weight| + |bias|, and with fc1's rows
+        # |h| <= |W1_j| |n2| + |b1_j|: two scales that fit every token.
+        amax = rows.largest(p)
+        sReduce[row, tidx // c.tile // 2, tidx // c.tile % 2] = amax
+        bounds = (
+            numerics.max_over(rows.largest(norm_w), 32),
+            numerics.sum_over(rows.sum_of_squares(norm_b), 32),
+            numerics.max_over(rows.largest(norm1), 32),
+            numerics.max_over(rows.largest(b1_all), 32),
+        )
+        if tidx % 32 == 0:
+            for i in cutlass.range_constexpr(4):
+                sBound[i, warp_idx] = bounds[i]
+        rows.sync()
+        weight, bias, w1_norm, b1_max = F32(0.0), F32(0.0), F32(0.0), F32(0.0)
         for i in cutlass.range_constexpr(c.consumers // 32):
-            w_norm, w_bias = cute.arch.fmax(w_norm, sBound[i, 0]), cute.arch.fmax(w_bias, sBound[i, 1])
-
-        # Fragments: A is read by both warpgroups, B by halves.
-        thread = tidx % 128
-        half, quarter = half_new.get_slice(thread), quarter_new.get_slice(thread)
-        # Two of each, which start or go on with a sum: an MMA that is changed inside a loop can't be traced.
-        half_new.set(warpgroup.Field.ACCUMULATE, False)
-        half_add.set(warpgroup.Field.ACCUMULATE, True)
-        quarter_new.set(warpgroup.Field.ACCUMULATE, False)
-        quarter_add.set(warpgroup.Field.ACCUMULATE, True)
-        mma_half, mma_quarter = (half_new, half_add), (quarter_new, quarter_add)
-        fA = half_new.make_fragment_A(half.partition_A(sA))  # (MMA, 1, K blocks, parts * K tiles)
-        fH = half_new.make_fragment_A(half.partition_A(sH))
-        fW = half_new.make_fragment_B(half.partition_B(sW))  # (MMA, 1, K blocks, 2 * stages)
-        fQ = quarter_new.make_fragment_B(quarter.partition_B(sQ))
-        accN = cute.make_rmem_tensor(half_new.partition_shape_C((c.tile, c.half)), F32)
-        accH = cute.make_rmem_tensor(quarter_new.partition_shape_C((c.tile, c.half // 2)), F32)
-        cN = rows_of(half.partition_C(cute.make_identity_tensor((c.tile, c.half))))
-        cH = rows_of(quarter.partition_C(cute.make_identity_tensor((c.tile, c.half // 2))))
-
-        # out_proj; r = p Wo^T + bo + x
-        r = self.total_of(accN)
-        state = self.product(pipe, state, mma_half, accN, r, fA, fW, wg, True, self.row_k_tiles, True)
-        rr = rows_of(r)
-        rows, cols = cute.size(rr, mode=[0]), cute.size(rr, mode=[1])
-        for j in cutlass.range_constexpr(0, cols, 2):
-            n = wg * c.half + cN[0, j][1]
-            scale, bias = pair(mSo, n), pair(mBo, n)
-            for m in cutlass.range_constexpr(rows):
-                row = cN[m, 0][0]
-                x = cute.make_rmem_tensor(2, F32)
-                x.fill(0.0)
-                if token0 + row < tokens:
-                    x.store(pair(mX, token0 + row, n).load())
-                for i in cutlass.range_constexpr(2):
-                    rr[m, j + i] = rr[m, j + i] * (sScale[row] * scale[i]) + (bias[i] + x[i])
-
-        # r waits in the output for the end; a split tile keeps only the columns that this block will finish.
-        for m in cutlass.range_constexpr(rows):
-            token = token0 + cN[m, 0][0]
-            if token < tokens:
-                for j in cutlass.range_constexpr(0, cols, 2):
-                    n = wg * c.half + cN[m, j][1]
-                    if n // (c.width // c.split) == part:
-                        x = cute.make_rmem_tensor(2, F32)
-                        x[0], x[1] = rr[m, j], rr[m, j + 1]
-                        set_pair(x, mOut, token, n)
-
-        # LayerNorm over rows of which each warpgroup holds half; then the operand n2 in place of p.
-        inverse_n, scale_h, inverse_h = self.normalise(rr, cN, sA, sReduce, mNw, mNb, eps, w_norm, w_bias, wg)
-
-        # The MLP, chunk by chunk.
-        total = self.total_of(accN)
-        total.fill(0.0)
-        hidden = self.total_of(accH)
-        for i in cutlass.range(self.chunks, unroll=1):
-            state = self.product(pipe, state, mma_quarter, accH, hidden, fA, fQ, wg, False, self.row_k_tiles, True)
-            if i > 0:
-                self.sync()  # the other warpgroup has read the last chunk
-            column0 = (part * self.chunks + i) * c.chunk + wg * (c.half // 2)
-            self.activate(rows_of(hidden), cH, sH, mS1, mB1, column0, inverse_n, scale_h, wg)
-            cute.arch.fence_proxy("async.shared", space="cta")
-            self.sync()
-            state = self.product(
-                pipe, state, mma_half, accN, total, fH, fW, wg, True, self.chunk_k_tiles, self.chunks == 1
-            )
-
-        tt = rows_of(total)
-        if cutlass.const_expr(c.split == 1):
-            for j in cutlass.range_constexpr(0, cols, 2):
-                n = wg * c.half + cN[0, j][1]
-                scale, bias = pair(mS2, n), pair(mB2, n)
-                for m in cutlass.range_constexpr(rows):
-                    token = token0 + cN[m, 0][0]
-                    if token < tokens:
-                        x = pair(mOut, token, n)
-                        for i in cutlass.range_constexpr(2):
-                            x[i] = (tt[m, j + i] * (inverse_h[m] * scale[i]) + bias[i]) + x[i]
-                        set_pair(x, mOut, token, n)
-
-    def total_of(self, acc):
-        return acc if self.config.parts == 1 else cute.make_rmem_tensor_like(acc)
-
-    @cute.jit
-    def product(
-        self, pipe, state, mma, acc, total, fA, fB, wg, halves: cutlass.Constexpr, k_tiles: cutlass.Constexpr, fresh
-    ):
-        """total = A B^T over `k_tiles` tiles of K, added to what was there unless `fresh`.
-
-        `halves`: a stage holds one K tile and part for all output columns, a half for each warpgroup. Otherwise it
-        holds two tiles, neighbours along K or the low and high part of one, a quarter of each for each warpgroup.
-        With one part the accumulator is the total.
-        """
-        if cutlass.const_expr(self.config.parts == 1):
-            per_stage = 1 if cutlass.const_expr(halves) else 2
-            for k in cutlass.range_constexpr(k_tiles // per_stage):
-                pipe.consumer_wait(state)
-                warpgroup.fence()
-                for i in cutlass.range_constexpr(per_stage):
-                    a, b = per_stage * k + i, 2 * (per_stage * state.index + i) + wg
-                    self.issue(mma, acc, fA, a, fB, b, fresh and a == 0)
-                state = self.retire(pipe, state)
-        else:
-            if cutlass.const_expr(fresh):
-                total.fill(0.0)
-            # This loop stays one: unrolled, the accumulators of neighbouring steps would be live together.
-            for k in cutlass.range(k_tiles, unroll=1):
-                pipe.consumer_wait(state)
-                warpgroup.fence()
-                if cutlass.const_expr(halves):
-                    self.issue(mma, acc, fA, k, fB, 2 * state.index + wg, True)
-                    state = self.retire(pipe, state)
-                    pipe.consumer_wait(state)
-                    warpgroup.fence()
-                    high = 2 * state.index + wg
-                else:
-                    self.issue(mma, acc, fA, k, fB, 4 * state.index + wg, True)
-                    high = 4 * state.index + wg + 2
-                self.issue(mma, acc, fA, k_tiles + k, fB, high, False)
-                self.issue(mma, acc, fA, k, fB, high, False)
-                state = self.retire(pipe, state)
-                total.store(total.load() + acc.load())
-        return state
-
-    @cute.jit
-    def retire(self, pipe, state):
-        """Waits for the products that read this stage, and hands it back."""
-        warpgroup.commit_group()
-        warpgroup.wait_group(0)
-        pipe.consumer_release(state)
-        state.advance()
-        return state
-
-    @cute.jit
-    def issue(self, mma, acc, fA, a, fB, b, fresh: cutlass.Constexpr):
-        for kb in cutlass.range_constexpr(cute.size(fA, mode=[2])):
-            one = mma[0] if cutlass.const_expr(fresh and kb == 0) else mma[1]
-            cute.gemm(one, acc, fA[None, None, kb, a], fB[None, None, kb, b], acc)
-
-    @cute.jit
-    def load_rows(self, mP, sA, sReduce, sScale, token0, tokens, length, conv_length, tidx):
-        """p, transposed to token rows and scaled row by row: a thread reads a quarter of the channels of one token."""
-        c = self.config
-        row, quarter = tidx % c.tile, tidx // c.tile
-        per = c.width // (c.consumers // c.tile)  # channels of one thread
-        token = token0 + row
-        b = token // length
-        t = token - b * length
-        x = cute.make_rmem_tensor((8, per // 8), F32)
-        x.fill(0.0)
-        if token < tokens and t < conv_length:
-            gP = mP[cutlass.min(b, mP.shape[0] - 1), None, t]  # (D,)
-            for i in cutlass.range_constexpr(per):
-                x[i] = gP[quarter * per + i]
-        amax = F32(0.0)
-        for i in cutlass.range_constexpr(per):
-            amax = cute.arch.fmax(amax, cute.arch.fmax(x[i], -x[i]))
-        sReduce[row, quarter] = amax
-        self.sync()
-        for i in cutlass.range_constexpr(c.consumers // c.tile):
-            amax = cute.arch.fmax(amax, sReduce[row, i])
-        scale, inverse = numerics.scale_of(amax)
-        if quarter == 0:
-            sScale[row] = inverse
-        x.store(x.load() * scale)
-        hi, lo = cute.make_rmem_tensor_like(x, self.dtype), cute.make_rmem_tensor_like(x, self.dtype)
-        numerics.split(x, hi, lo)
-        for p in cutlass.range_constexpr(c.parts):
-            for i in cutlass.range_constexpr(per // 8):
-                n = quarter * per + 8 * i
-                target = cute.local_tile(sA, (1, 8, 1), (row, (n % K_TILE) // 8, p * self.row_k_tiles + n // K_TILE))
-                cute.autovec_copy((hi if cutlass.const_expr(p == 0) else lo)[None, i], target[0, None, 0])
-
-    @cute.jit
-    def normalise(self, rr, cN, sA, sReduce, mNw, mNb, eps, w_norm, w_bias, wg):
-        """LayerNorm of register rows, in place and into the operand sA.
-
-        Returns, by register row: the operand's inverse scale, the hidden activations' scale and its inverse.
-        """
-        c = self.config
-        rows, cols = cute.size(rr, mode=[0]), cute.size(rr, mode=[1])
-        mean, rstd = cute.make_rmem_tensor(rows, F32), cute.make_rmem_tensor(rows, F32)
-        inverse_n, scale_h = cute.make_rmem_tensor(rows, F32), cute.make_rmem_tensor(rows, F32)
-        inverse_h = cute.make_rmem_tensor(rows, F32)
-        for m in cutlass.range_constexpr(rows):
-            mean[m] = F32(0.0)
-            for j in cutlass.range_constexpr(cols):
-                mean[m] = mean[m] + rr[m, j]
-        self.row_sums(mean, cN, sReduce, wg, 0)
-        for m in cutlass.range_constexpr(rows):
-            mean[m] = mean[m] * F32(1.0 / c.width)
-            rstd[m] = F32(0.0)
-            for j in cutlass.range_constexpr(cols):
-                centred = rr[m, j] - mean[m]
-                rstd[m] = rstd[m] + centred * centred
-        self.row_sums(rstd, cN, sReduce, wg, 2)
-        square, amax = cute.make_rmem_tensor(rows, F32), cute.make_rmem_tensor(rows, F32)
-        for m in cutlass.range_constexpr(rows):
-            rstd[m] = F32(1.0) / cute.math.sqrt(rstd[m] * F32(1.0 / c.width) + eps)
-            square[m], amax[m] = F32(0.0), F32(0.0)
-            for j in cutlass.range_constexpr(0, cols, 2):
-                n = wg * c.half + cN[m, j][1]
-                weight, bias = pair(mNw, n), pair(mNb, n)
-                for i in cutlass.range_constexpr(2):
-                    y = (rr[m, j + i] - mean[m]) * rstd[m] * weight[i] + bias[i]
-                    rr[m, j + i] = y
-                    square[m] = square[m] + y * y
-        self.row_sums(square, cN, sReduce, wg, 0)
-        for m in cutlass.range_constexpr(rows):
-            # The row's norm bounds its largest element, and so serves for both scales.
-            norm = cute.math.sqrt(square[m])
-            scale, inverse_n[m] = numerics.scale_of(norm)
-            scale_h[m], inverse_h[m] = numerics.scale_of(norm * w_norm + w_bias)
-            for j in cutlass.range_constexpr(cols):
-                rr[m, j] = rr[m, j] * scale
-        self.store_operand(rr, cN, sA, wg * c.half, self.row_k_tiles)
+            weight, bias = cute.arch.fmax(weight, sBound[0, i]), bias + sBound[1, i]
+            w1_norm, b1_max = cute.arch.fmax(w1_norm, sBound[2, i]), cute.arch.fmax(b1_max, sBound[3, i])
+        n_bound = F32(math.sqrt(c.width)) * weight + cute.math.sqrt(bias)
+        scale_n, inverse_n = numerics.scale_of(n_bound)
+        _, inverse_h = numerics.scale_of(n_bound * w1_norm + b1_max)
+        for i in cutlass.range_constexpr(4):
+            amax = cute.arch.fmax(amax, sReduce[row, i // 2, i % 2])
+        scale_p, inverse_p = numerics.scale_of(amax)
+        if tidx < c.tile:
+            sScale[row] = inverse_p
+        rows.store_channels(p, scale_p, sA, row, channel0, c.parts)
+        rows.store_vector(scale_o, sO, 0, c.width, tidx, 1.0)
+        rows.store_vector(norm_w, sN, 0, c.width, tidx, scale_n)
+        rows.store_vector(norm_b, sN, 2, c.width, tidx, scale_n)
+        rows.store_vector(scale1, s1, 0, share, tidx, inverse_n)
+        rows.store_vector(scale2, s2, 0, c.width, tidx, inverse_h)
         cute.arch.fence_proxy("async.shared", space="cta")
-        self.sync()
-        return inverse_n, scale_h, inverse_h
+        rows.sync()
 
-    @cute.jit
-    def row_sums(self, x, cN, sReduce, wg, column: cutlass.Constexpr):
-        """Sums over the four lanes that share a row and over both warpgroups, in a fixed order."""
-        for m in cutlass.range_constexpr(cute.size(x)):
-            x[m] = numerics.sum_over(x[m], 4)
-            sReduce[cN[m, 0][0], column + wg] = x[m]
-        self.sync()
-        for m in cutlass.range_constexpr(cute.size(x)):
-            x[m] = sReduce[cN[m, 0][0], column] + sReduce[cN[m, 0][0], column + 1]
+        thread = tidx % 128
+        narrow, wide = self.stream.mma(c.box).get_slice(thread), self.stream.mma(2 * c.box).get_slice(thread)
+        fA = self.stream.mma(c.box).make_fragment_A(narrow.partition_A(sA))  # (MMA, 1, K blocks, parts * K tiles)
+        fB = (
+            self.stream.mma(c.box).make_fragment_B(narrow.partition_B(sBox)),
+            self.stream.mma(2 * c.box).make_fragment_B(wide.partition_B(sWide)),
+        )
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, c.stages)
+        states = (state, state.clone())
 
-    @cute.jit
-    def activate(self, hidden, cH, sH, mS1, mB1, column0, inverse_n, scale_h, wg):
-        """gelu(h) of one chunk, scaled, into the operand sH. `column0`: this warpgroup's first hidden column."""
-        c = self.config
-        for m in cutlass.range_constexpr(cute.size(hidden, mode=[0])):
-            for j in cutlass.range_constexpr(0, cute.size(hidden, mode=[1]), 2):
-                n = column0 + cH[m, j][1]
-                scale, bias = pair(mS1, n), pair(mB1, n)
-                for i in cutlass.range_constexpr(2):
-                    h = hidden[m, j + i] * (inverse_n[m] * scale[i]) + bias[i]
-                    hidden[m, j + i] = numerics.gelu_tanh(h) * scale_h[m]
-        self.store_operand(hidden, cH, sH, wg * (c.half // 2), self.chunk_k_tiles)
+        # out_proj: r = p Wo^T + bo + x. Of r a block keeps in the output what it will finish: a part of the columns.
+        r = cute.make_rmem_tensor(c.half // 2, F32)
+        states = self.stream.product(ring, states, wg, r, fA, fB, self.stream.out_proj)
+        rows.add_residual(r, x, sO, sScale, pair0, tidx)
+        rows.statistics(r, sReduce, wg, tidx)
+        own = c.half // 8 // c.split  # blocks of 8 columns
+        for i in cutlass.range_constexpr(c.split):
+            if part == i:
+                mine = cute.make_tensor(r.iterator + 4 * own * i, cute.make_layout((2, 2, own)))
+                rows.store_pairs(mine, mOut, token0, pair0 + 4 * own * i, tidx)
+        rows.sync()  # also: nothing reads p any more
+        rows.normalise(r, sReduce, sN, pair0, eps, tidx)
+        rows.store_pairs_of_operand(r, sA, wg * c.half, c.parts, tidx)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        rows.sync()
 
-    @cute.jit
-    def store_operand(self, x, coords, sX, column0, k_tiles: cutlass.Constexpr):
-        """Register rows to a K-major operand, neighbouring columns in pairs."""
-        hi, lo = cute.make_rmem_tensor_like(x, self.dtype), cute.make_rmem_tensor_like(x, self.dtype)
-        numerics.split(x, hi, lo)
-        for p in cutlass.range_constexpr(self.config.parts):
-            part = hi if cutlass.const_expr(p == 0) else lo
-            for m in cutlass.range_constexpr(cute.size(x, mode=[0])):
-                pairs = cute.logical_divide(part[m, None], 2)  # (2, columns / 2)
-                for j in cutlass.range_constexpr(cute.size(x, mode=[1]) // 2):
-                    row, n = coords[m, 2 * j][0], column0 + coords[m, 2 * j][1]
-                    target = cute.local_tile(sX, (1, 2, 1), (row, (n % K_TILE) // 2, p * k_tiles + n // K_TILE))
-                    cute.autovec_copy(pairs[None, j], target[0, None, 0])
+        # The hidden width, a chunk for each warpgroup in turn: while one has the tensor core the other computes GELU.
+        total = cute.make_rmem_tensor(c.width // 2, F32)  # own half of the columns first
+        total.fill(0.0)
+        hidden = cute.make_rmem_tensor(c.chunk // 2, F32)
+        frag = cute.make_rmem_tensor(((2, 2, 2), 1, 4, c.parts * c.chunk // c.box), self.dtype)
+        turns, zero = c.parts == 1, length >> 31
+        if cutlass.const_expr(turns):  # noqa: SIM102
+            if wg == 1:
+                rows.take_turn(wg, None, zero)
+        for i in cutlass.range(c.chunks, unroll=1):
+            states = self.stream.product(ring, states, wg, hidden, fA, fB, self.stream.fc1)
+            if cutlass.const_expr(turns):
+                rows.give_turn(wg)
+            rows.activate(hidden, frag, s1, (2 * i + wg) * (c.chunk // 2), inverse_h, c.parts, tidx)
+            if cutlass.const_expr(turns):
+                rows.take_turn(wg, frag, zero)
+            states = self.stream.product(ring, states, wg, total, frag, fB, self.stream.fc2)
+        if cutlass.const_expr(turns):
+            if wg == 0:
+                rows.give_turn(wg)
+            warpgroup.wait_group(0)
 
-
-def pair_at(m: cute.Tensor, *coord):
-    """Two neighbours of the last mode, from an even index, as a vector."""
-    *outer, n = coord
-    tiled = cute.zipped_divide(m, (*(1 for _ in outer), 2))
-    return tiled[(*(0 for _ in outer), None), (*outer, n // 2)]
-
-
-@cute.jit
-def pair(m: cute.Tensor, *coord):
-    x = cute.make_rmem_tensor(2, m.element_type)
-    cute.autovec_copy(pair_at(m, *coord), x)
-    return x
-
-
-@cute.jit
-def set_pair(x: cute.Tensor, m: cute.Tensor, *coord):
-    cute.autovec_copy(x, pair_at(m, *coord))
-
-
-def rows_of(acc: cute.Tensor):
-    """An accumulator ((2, 2, N/8), 1, 1) as (rows, columns) of this thread."""
-    layout = acc.layout
-    (pair, row, block), m, n = layout.shape
-    (dpair, drow, dblock), dm, dn = layout.stride
-    return cute.make_tensor(
-        acc.iterator, cute.make_layout(((row, m), (pair, block, n)), stride=((drow, dm), (dpair, dblock, dn)))
-    )
+        # Each warpgroup gets the other's sums of its own half of the columns, then each block those of its part.
+        mine = cute.make_tensor(total.iterator, cute.make_layout((4, c.half // 8)))
+        other = cute.make_tensor(total.iterator + c.half // 2, mine.layout)
+        first = pair0 + 4 * own * part
+        kept = cute.make_rmem_tensor((2, 2, own), F32)
+        rows.sync_warpgroup(wg)  # its last weights are read
+        cute.autovec_copy(other, sWhole[None, thread, None, wg])
+        if cutlass.const_expr(c.split == 1):
+            rows.load_pairs(mOut, kept, token0, first, tidx)
+        rows.sync()
+        cute.autovec_copy(sWhole[None, thread, None, 1 - wg], other)
+        mine.store(mine.load() + other.load())
+        if cutlass.const_expr(c.split > 1):
+            cute.autovec_copy(mine, sPart[None, thread, None, wg])
+            cute.arch.cluster_arrive()
+            rows.load_pairs(mOut, kept, token0, first, tidx)
+            cute.arch.cluster_wait()
+            rows.sum_over_cluster(sPart, total, own, part, wg, thread, c.split)
+        rows.add_scaled(kept, total, s2, first, tidx)
+        rows.store_pairs(kept, mOut, token0, first, tidx)
+        self.meet()
 
 
 def compile_finish(config: Finish, arch: str):

@@ -35,10 +35,12 @@ def split(x: cute.Tensor, hi: cute.Tensor, lo: cute.Tensor):
 
 
 @cute.jit
-def gelu_tanh(x: F32):
-    """x / (1 + exp(-2 z)), z = c0 (x + c1 x^3): the tanh form without its cancellation for negative x."""
+def gelu_tanh_over(x: F32, divisor: F32):
+    """gelu(x) / divisor as x / (divisor (1 + exp(-2 z))), z = c0 (x + c1 x^3): the tanh form without its cancellation
+    for negative x."""
     z = x * (F32(-2.0 * LOG2_E * GELU_C0) + F32(-2.0 * LOG2_E * GELU_C0 * GELU_C1) * (x * x))
-    return x * cute.arch.rcp_approx(F32(1.0) + cute.math.exp2(z, fastmath=True))
+    e = cute.math.exp2(z, fastmath=True)
+    return x * cute.arch.rcp_approx(cute.math.fma(e, divisor, divisor))
 
 
 @cute.jit

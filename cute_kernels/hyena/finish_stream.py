@@ -1,0 +1,226 @@
+"""The weights of `finish` as a stream through shared memory, and the products that drink from it.
+
+Each warpgroup has its own ring, filled by its own warp. A stage is two boxes of [64 rows, 64 of K], 8 KB each:
+
+- with two parts, the low and the high part of one box;
+- otherwise 128 rows of one K tile, or, for a product of 64 rows, two neighbours along K.
+
+`Product.uses` lists a product's stages in order; producer and consumer both follow it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+import cutlass.utils.hopper_helpers as sm90_utils
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.pipeline import PipelineState
+
+from cute_kernels.hyena.config import Finish
+from cute_kernels.hyena.weights import operand_type
+
+F32, I32 = cutlass.Float32, cutlass.Int32
+BOX = Finish.box
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """Tokens times `rows` rows of weights, over `k_tiles` of 64."""
+
+    parts: int
+    rows: int
+    k_tiles: int
+    registers: bool = False  # the tokens' operand is in registers, not in shared memory
+    adds: bool = False  # to what the accumulator holds
+    held: bool = False  # the product in front ended with "wait" or "hold"
+    end: str = "return"  # the last stage, or only "wait" for it, or "hold" it, still in flight; with one part
+
+    @property
+    def uses(self) -> list[tuple[tuple[int, int, int], tuple[int, int, int]]]:
+        """The stages in order: two boxes each, as (64 rows, K tile, part)."""
+        boxes, k_tiles = self.rows // BOX, self.k_tiles
+        if self.parts == 2:
+            return [((n, k, 1), (n, k, 0)) for n in range(boxes) for k in range(k_tiles)]
+        if boxes == 1:
+            return [((0, k, 0), (0, k + 1, 0)) for k in range(0, k_tiles, 2)]
+        return [((n, k, 0), (n + 1, k, 0)) for n in range(0, boxes, 2) for k in range(k_tiles)]
+
+
+class WeightStream:
+    def __init__(self, config: Finish):
+        self.config = config
+        self.dtype = operand_type(config.dtype)
+        c, k_tiles = config, config.width // BOX
+        self.out_proj = Product(c.parts, c.half, k_tiles, end="wait")
+        self.fc1 = Product(c.parts, c.chunk, k_tiles, held=True)
+        self.fc2 = Product(c.parts, c.width, c.chunk // BOX, registers=True, adds=c.chunks > 1, end="hold")
+
+    def mma(self, n: int, registers: bool = False):
+        """64 tokens by n rows of weights; the tokens' operand in shared memory or in registers."""
+        k = OperandMajorMode.K
+        source = warpgroup.OperandSource.RMEM if registers else warpgroup.OperandSource.SMEM
+        return sm90_utils.make_trivial_tiled_mma(self.dtype, self.dtype, k, k, F32, (1, 1, 1), (64, n), source)
+
+    def ring(self, mbar: cute.Pointer, cluster: cute.Layout):
+        """The barriers of both warpgroups' rings, one after the other."""
+        group = pipeline.CooperativeGroup
+        return pipeline.PipelineTmaAsync.create(
+            num_stages=2 * self.config.stages,
+            barrier_storage=mbar,
+            tx_count=2 * BOX * BOX * 2,
+            producer_group=group(pipeline.Agent.Thread),
+            consumer_group=group(pipeline.Agent.Thread, 4 * self.config.multicast),
+            cta_layout_vmnk=cluster,
+            mcast_mode_mn=(0, 1),
+        )
+
+    def of_ring(self, state: PipelineState, wg: I32):
+        """The state of one warpgroup's ring among the barriers of both."""
+        stages = self.config.stages
+        return PipelineState(2 * stages, state.count, wg * stages + state.index, state.phase)
+
+    @cute.jit
+    def load(
+        self,
+        ring: pipeline.PipelineTmaAsync,
+        state: PipelineState,
+        wg: I32,
+        peer: I32,
+        mask: cutlass.Int16,
+        tiles,  # the atom, the boxes in shared memory, the boxes of the matrix by (64 rows, K tile, part)
+        use: cutlass.Constexpr,
+        row0: I32,
+        k0: I32,
+        rows: cutlass.Constexpr,
+    ):
+        """One stage. `row0` and `k0`: where the product starts, in boxes; `rows`: boxes after which the rows wrap."""
+        atom, tWsW, tWgW = tiles
+        s = self.of_ring(state, wg)
+        ring.producer_acquire(s)
+        mbar = ring.producer_get_barrier(s)
+        (n0, ka, pa), (n1, kb, pb) = use
+        if cutlass.const_expr(self.config.multicast == 1):
+            cute.copy(atom, tWgW[None, (row0 + n0) % rows, k0 + ka, pa], tWsW[None, 2 * s.index], tma_bar_ptr=mbar)
+            cute.copy(atom, tWgW[None, (row0 + n1) % rows, k0 + kb, pb], tWsW[None, 2 * s.index + 1], tma_bar_ptr=mbar)
+        else:  # each of the two blocks loads one box for both
+            n, k, p = n0 + peer * (n1 - n0), ka + peer * (kb - ka), pa + peer * (pb - pa)
+            source = tWgW[None, (row0 + n) % rows, k0 + k, p]
+            cute.copy(atom, source, tWsW[None, 2 * s.index + peer], tma_bar_ptr=mbar, mcast_mask=mask)
+        ring.producer_commit(s)
+        state.advance()
+        return state
+
+    @cute.jit
+    def produce(
+        self,
+        ring: pipeline.PipelineTmaAsync,
+        wg: I32,
+        peer: I32,
+        chunk0: I32,
+        mask: cutlass.Int16,
+        atoms,  # three times (atom, coordinates)
+        sBox: cute.Tensor,  # (64, 64, 4 * stages)
+    ):
+        """Loads the weights of one warpgroup in the order in which `consume` uses them."""
+        c = self.config
+        sBox = cute.group_modes(sBox, 0, 2)
+        w_o, w_1, w_2 = (self.boxes_of(*pair, sBox) for pair in atoms)
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, c.stages)
+        row_boxes, chunk_boxes = c.width // BOX, c.chunk // BOX
+        half0 = wg * (c.half // BOX)
+
+        for use in self.out_proj.uses:
+            state = self.load(ring, state, wg, peer, mask, w_o, use, half0, 0, row_boxes)
+        for i in cutlass.range(c.chunks, unroll=1):
+            hidden0 = (chunk0 + 2 * i) * chunk_boxes
+            for use in self.fc1.uses:
+                state = self.load(ring, state, wg, peer, mask, w_1, use, hidden0, 0, c.inner // BOX)
+            for use in self.fc2.uses:
+                state = self.load(ring, state, wg, peer, mask, w_2, use, half0, hidden0, row_boxes)
+
+    def boxes_of(self, atom, coords, sBox):
+        g = cute.group_modes(cute.local_tile(coords, (BOX, BOX), (None, None, None)), 0, 2)
+        return (atom, *cpasync.tma_partition(atom, 0, cute.make_layout(1), sBox, g))
+
+    @cute.jit
+    def product(
+        self,
+        ring: pipeline.PipelineTmaAsync,
+        states,  # of the next stage to wait for, and of the next to hand back
+        wg: I32,
+        acc: cute.Tensor,  # (rows / 2,) fp32 registers, 32 for each 64 rows of weights, in the accumulator's order
+        fA: cute.Tensor,  # (MMA, 1, K blocks, parts * K tiles): the tokens' operand, in shared memory or in registers
+        fB: tuple[cute.Tensor, cute.Tensor],  # the rings as boxes of 64 rows, and as boxes of 128
+        spec: cutlass.Constexpr,  # a Product
+    ):
+        """acc = or += tokens x weights^T, all of K. Two parts: low x high, high x low, high x high in this order into
+        one accumulator, which is added to `acc` after each 64 of K, because the tensor core's own sums truncate; each
+        stage is then returned at once."""
+        state, behind = states
+        if cutlass.const_expr(self.config.parts == 2):
+            one = cute.make_rmem_tensor(BOX // 2, F32)
+            for n in cutlass.range_constexpr(spec.rows // BOX):
+                total = cute.make_tensor(acc.iterator + n * (BOX // 2), cute.make_layout(BOX // 2))
+                if cutlass.const_expr(not spec.adds):
+                    total.fill(0.0)
+                # This loop stays one: unrolled, the accumulators of neighbouring steps would be live together.
+                for k in cutlass.range(spec.k_tiles, unroll=1):
+                    s = self.of_ring(state, wg)
+                    ring.consumer_wait(s)
+                    warpgroup.fence()
+                    self.issue(BOX, one, fA, k, fB[0], 2 * s.index, spec.registers, True)
+                    self.issue(BOX, one, fA, spec.k_tiles + k, fB[0], 2 * s.index + 1, spec.registers, False)
+                    self.issue(BOX, one, fA, k, fB[0], 2 * s.index + 1, spec.registers, False)
+                    warpgroup.commit_group()
+                    warpgroup.wait_group(0)
+                    ring.consumer_release(s)
+                    state.advance()
+                    total.store(total.load() + one.load())
+        else:
+            n_mma = min(spec.rows, 2 * BOX)
+            for u, ((n, k, _), _second) in enumerate(spec.uses):
+                s = self.of_ring(state, wg)
+                ring.consumer_wait(s)
+                warpgroup.fence()
+                out = cute.make_tensor(acc.iterator + n * (BOX // 2), cute.make_layout(n_mma // 2))
+                start = k == 0 and not spec.adds
+                if cutlass.const_expr(n_mma == BOX):
+                    self.issue(BOX, out, fA, k, fB[0], 2 * s.index, spec.registers, start)
+                    self.issue(BOX, out, fA, k + 1, fB[0], 2 * s.index + 1, spec.registers, False)
+                else:
+                    self.issue(2 * BOX, out, fA, k, fB[1], s.index, spec.registers, start)
+                warpgroup.commit_group()
+                state.advance()
+                if cutlass.const_expr(spec.held or u > 0):
+                    warpgroup.wait_group(1)
+                    ring.consumer_release(self.of_ring(behind, wg))
+                    behind.advance()
+            if cutlass.const_expr(spec.end != "hold"):
+                warpgroup.wait_group(0)
+            if cutlass.const_expr(spec.end == "return"):
+                ring.consumer_release(self.of_ring(behind, wg))
+                behind.advance()
+        return state, behind
+
+    @cute.jit
+    def issue(
+        self,
+        n: cutlass.Constexpr,
+        acc: cute.Tensor,
+        fA: cute.Tensor,
+        a: I32,
+        fB: cute.Tensor,
+        b: I32,
+        registers: cutlass.Constexpr,
+        start: cutlass.Constexpr,
+    ):
+        """One K tile of 64 tokens by n rows."""
+        mma = self.mma(n, registers)  # its own: the flag set below must not outlive a branch or loop of the caller
+        mma.set(warpgroup.Field.ACCUMULATE, not start)
+        out = cute.make_tensor(acc.iterator, cute.make_layout(mma.partition_shape_C((Finish.tile, n))))
+        for kb in cutlass.range_constexpr(BOX // 16):
+            cute.gemm(mma, out, fA[None, None, kb, a], fB[None, None, kb, b], out)
+            mma.set(warpgroup.Field.ACCUMULATE, True)
