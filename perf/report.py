@@ -156,7 +156,7 @@ def machine_code() -> list[list[str]]:
         task = progress.add_task("compiling", total=len(pairs))
         for kernel in prebuilt:
             label = f"{kernel.operator} {inspection.distinction(kernel, prebuilt)}"
-            for arch in (arch for arch in ARCHS if arch in getattr(kernel, "archs", ARCHS)):
+            for arch in (arch for arch in ARCHS if arch in kernel.archs):
                 rows += [[label, *f.cells()] for f in inspection.device_functions(cache.get(kernel, arch))]
                 progress.advance(task)
     return rows

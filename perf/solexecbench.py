@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 SOLUTIONS = Path(__file__).parent / "solutions"
 OPERATORS = {  # operator: the benchmark's definition
     "mamba_segsum": "044_mamba_discretization_and_segsum",
+    "hyena_block": "051_seqlen-finetuned-reconstructed_hyena_complete_forward_block",
 }
 PACKAGE, BUNDLED = "cute_kernels", "solution_kernels"  # another name, so that an installed cute_kernels is never used
 REPLACED = {"cute_kernels/runtime/backend.py": SOLUTIONS / "backend.py"}

@@ -10,9 +10,11 @@ from typer.testing import CliRunner
 
 from perf import solexecbench
 from perf.__main__ import app
-from perf.solutions import mamba_segsum
+from perf.solutions import hyena_block, mamba_segsum
 from reference import compare, inputs
 from reference.ptx.machine import ptx_machine
+
+from . import solution_driver
 
 ROOT = Path(__file__).parents[2]
 DRIVER = Path(__file__).with_name("solution_driver.py")
@@ -90,3 +92,11 @@ def test_the_segsum_entry_is_right_on_the_ptx_machine(arch):
         outputs = (*square, *(torch.empty(1, h, 1, q) for _ in range(2)))
         mamba_segsum.run(torch.empty(1, 1, q, h, 160), *x[:4], *outputs)
     compare.assert_ok(x, outputs)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_the_hyena_entry_is_right_on_the_ptx_machine(arch):
+    given, outputs = solution_driver.hyena_arguments(1, 70, True, "cpu")
+    with ptx_machine(arch):
+        hyena_block.run(*given, *outputs)
+    solution_driver.judge_hyena(given, outputs)
