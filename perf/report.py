@@ -148,15 +148,12 @@ def prediction(run: Run, counted: list[dict]) -> dict[str, Any] | None:
 def machine_code() -> list[list[str]]:
     """The prebuilt kernels' device functions on each architecture, compiled where the cache lacks them."""
     from cute_kernels import operators
-    from cute_kernels.runtime import artifacts, cache
+    from cute_kernels.runtime import cache
 
     prebuilt, rows = operators.prebuilt_kernels(), []
+    pairs = [(kernel, arch) for kernel in prebuilt for arch in ARCHS if arch in kernel.archs]
     with Progress(console=console, transient=True) as progress:
-        pairs = artifacts.pairs(prebuilt, ARCHS)
-        task = progress.add_task("compiling", total=len(pairs))
-        for kernel in prebuilt:
+        for kernel, arch in progress.track(pairs, description="compiling"):
             label = f"{kernel.operator} {inspection.distinction(kernel, prebuilt)}"
-            for arch in (arch for arch in ARCHS if arch in kernel.archs):
-                rows += [[label, *f.cells()] for f in inspection.device_functions(cache.get(kernel, arch))]
-                progress.advance(task)
+            rows += [[label, *f.cells()] for f in inspection.device_functions(cache.get(kernel, arch))]
     return rows
