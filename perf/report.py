@@ -148,12 +148,11 @@ def prediction(run: Run, counted: list[dict]) -> dict[str, Any] | None:
 def machine_code() -> list[list[str]]:
     """The prebuilt kernels' device functions on each architecture, compiled where the cache lacks them."""
     from cute_kernels import operators
-    from cute_kernels.runtime import cache
+    from cute_kernels.runtime import artifacts, cache
 
     prebuilt, rows = operators.prebuilt_kernels(), []
-    pairs = [(kernel, arch) for kernel in prebuilt for arch in ARCHS if arch in kernel.archs]
     with Progress(console=console, transient=True) as progress:
-        for kernel, arch in progress.track(pairs, description="compiling"):
+        for kernel, arch in progress.track(artifacts.pairs(prebuilt, ARCHS), description="compiling"):
             label = f"{kernel.operator} {inspection.distinction(kernel, prebuilt)}"
             rows += [[label, *f.cells()] for f in inspection.device_functions(cache.get(kernel, arch))]
     return rows
