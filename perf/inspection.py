@@ -35,7 +35,8 @@ class DeviceFunction:
         if self.shared is not None and self.threads is not None:
             use = (code.registers, self.shared, self.threads)
             fit = (blocks_per_sm(*use), f"{100 * occupancy(*use):.0f}")
-        found = [code.name, self.arch, code.registers, code.stack, _known(self.shared), _known(self.threads), *fit]
+        name = code.name if len(code.name) <= 40 else code.name[:37] + "..."
+        found = [name, self.arch, code.registers, code.stack, _known(self.shared), _known(self.threads), *fit]
         found += [code.instructions, code.tma, code.mma, code.opcodes.get("MUFU", 0)]
         found += [sum(code.opcodes.get(opcode, 0) for opcode in FP32), code.local_memory]
         return [str(cell) for cell in found]
