@@ -125,9 +125,11 @@ def measure(case: cases_.Case, names: list[str], options: dict, repeats: int, ch
             measured.pop(name, None)
             row.failed[name] = f"{type(e).__name__}: {str(e).strip().splitlines()[0][:200] if str(e).strip() else ''}"
     measured["operator"] = rotating([calls.operator(case, x, options) for x in inputs])
-    row.times = {name: Sample.of(times) for name, times in cold_times(measured, device, repeats).items()}
+    for name, times in cold_times(measured, device, repeats).items():
+        row.times[name] = Sample.of([round(t, 3) for t in times])
     row.sm_mhz = runs.sm_clock(device)
-    row.host = {name: host_time(call, device) for name, call in measured.items() if name not in ("empty", "launch")}
+    for name in measured.keys() - {"empty", "launch"}:
+        row.host[name] = round(host_time(measured[name], device), 2)
     if check:
         row.errors = errors.errors(case, inputs[0], options, calls.operator(case, inputs[0], options)())
     return row

@@ -140,7 +140,7 @@ def prediction(run: Run, counted: list[dict]) -> dict[str, Any] | None:
         f"Fitted to the H200: {fitted.fixed_us:.1f} us fixed, then {100 * fitted.efficiency:.0f}% of the slowest "
         f"resource's peak. Predicting each H200 case from the others is off by {100 * model.typical(errors):.0f}% "
         f"(geometric mean), at most {100 * max(map(abs, errors)):.0f}%. Counts: PTX instructions of the PTX machine, "
-        "and the least DRAM bytes."
+        f"and the least DRAM bytes. Times of revision {run.machine.get('revision')}, counts of {found['revision']}."
     )
     return {"title": run.title(), "text": text, "header": [*header, "by", "B200 predicted us"], "rows": cells}
 

@@ -9,7 +9,6 @@ tracing keeps dependent launches from overlapping: two kernels of 9.1 us by even
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 FLUSH_BYTES = 256 << 20  # several times the L2 of any supported GPU
+MAX_WRITES = 256  # 15 ms: a call that needs the host for longer waits for the GPU itself
 Call = Callable[[], object]
 
 
@@ -29,22 +29,36 @@ def rotating(calls: Sequence[Call]) -> Call:
 def cold_times(calls: dict[str, Call], device: torch.device, repeats: int = 30) -> dict[str, list[float]]:
     """GPU times in microseconds of each call, 256 MB written before each; the calls take turns, `repeats` rounds.
 
-    The write is repeated until it takes longer than the host needs for the call behind it, so that the times hold no
-    host work.
+    A time holds no host work: where the GPU was done with the write before the host had queued the whole call, the time
+    is taken again behind twice as many writes.
     """
-    flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.float32, device=device)
-    writes = _writes_to_hide(calls, flush)
+    flush = _flush(device)
+    for call in calls.values():
+        for _ in range(3):
+            call()
+    writes = dict.fromkeys(calls, 1)
     events = {name: [_event_pair() for _ in range(repeats)] for name in calls}
+    torch.cuda.synchronize(device)
     for n in range(repeats):
         for name, call in calls.items():
             begin, end = events[name][n]
-            for _ in range(writes[name]):
-                flush.fill_(0.0)
-            begin.record()
-            call()
-            end.record()
+            while True:
+                for _ in range(writes[name]):
+                    flush()
+                begin.record()
+                call()
+                end.record()
+                if not begin.query() or writes[name] >= MAX_WRITES:
+                    break
+                writes[name] *= 2
         torch.cuda.synchronize(device)
     return {name: [1000 * begin.elapsed_time(end) for begin, end in pairs] for name, pairs in events.items()}
+
+
+def _flush(device: torch.device) -> Call:
+    """Writes what no L2 holds."""
+    target = torch.empty(FLUSH_BYTES // 4, dtype=torch.float32, device=device)
+    return lambda: target.fill_(0.0)
 
 
 def _event_pair() -> tuple[torch.cuda.Event, torch.cuda.Event]:
@@ -52,25 +66,6 @@ def _event_pair() -> tuple[torch.cuda.Event, torch.cuda.Event]:
     for event in (begin, end):
         event.record()  # made now, not when the time is taken
     return begin, end
-
-
-def _writes_to_hide(calls: dict[str, Call], flush: torch.Tensor) -> dict[str, int]:
-    """How often the flush must be written before each call to outlast its host time twice. Warms everything up."""
-    host = {}
-    for name, call in calls.items():
-        for _ in range(3):  # the first compiles
-            begin = time.perf_counter()
-            call()
-            host[name] = time.perf_counter() - begin
-            torch.cuda.synchronize(flush.device)
-    begin, end = _event_pair()
-    flush.fill_(0.0)
-    begin.record()
-    flush.fill_(0.0)
-    end.record()
-    torch.cuda.synchronize(flush.device)
-    one = begin.elapsed_time(end) / 1000
-    return {name: max(1, math.ceil(2 * seconds / one)) for name, seconds in host.items()}
 
 
 def cold_time(call: Call, device: torch.device, repeats: int = 30) -> float:
