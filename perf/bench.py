@@ -128,8 +128,9 @@ def measure(case: cases_.Case, names: list[str], options: dict, repeats: int, ch
     for name, times in cold_times(measured, device, repeats).items():
         row.times[name] = Sample.of([round(t, 3) for t in times])
     row.sm_mhz = runs.sm_clock(device)
-    for name in measured.keys() - {"empty", "launch"}:
-        row.host[name] = round(host_time(measured[name], device), 2)
+    for name, call in measured.items():
+        if name not in ("empty", "launch"):
+            row.host[name] = round(host_time(call, device), 2)
     if check:
         row.errors = errors.errors(case, inputs[0], options, calls.operator(case, inputs[0], options)())
     return row
