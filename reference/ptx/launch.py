@@ -92,11 +92,7 @@ class _Machine(ctypes.Structure):
         ("strict", ctypes.c_int32),
         ("schedule", ctypes.c_int32),
         ("sm100", ctypes.c_int32),
-        ("guard_bits", ctypes.c_int32),
-        ("mma_group", ctypes.c_int32),
-        ("mma_nearest", ctypes.c_int32),
         ("approximate", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
         ("seed", ctypes.c_uint64),
         ("step_limit", ctypes.c_uint64),
         ("executed", ctypes.c_void_p),
@@ -113,18 +109,11 @@ class Options:
 
     schedule: "round robin", "random" (by `seed`), or "late <k>": warp k of every CTA moves only when no other can.
     strict: the order and initialisation checks. approximate: push approximate functions off by their documented error.
-
-    An MMA adds `mma_group` products at a time (0: all k of the instruction) to the accumulator, all aligned to the
-    largest and cut `guard_bits` below fp32's last bit there; the sum is cut to fp32, or rounded to nearest
-    (`mma_nearest`).
     """
 
     schedule: str = "round robin"
     seed: int = 0
     strict: bool = True
-    guard_bits: int = 2
-    mma_group: int = 0
-    mma_nearest: bool = False
     approximate: bool = False
     step_limit: int = 200_000_000
     track_writers: bool = True
@@ -186,12 +175,7 @@ def execute(program: Program, launch: Launch, memory: GlobalMemory, options: Opt
     machine.allocations, machine.n_allocations = allocations, len(ranges)
     machine.strict, machine.schedule, machine.seed = int(options.strict), options.number, options.seed
     machine.sm100 = int(program.module.target.startswith("sm_10"))
-    machine.mma_group, machine.mma_nearest = options.mma_group, int(options.mma_nearest)
-    machine.guard_bits, machine.approximate, machine.step_limit = (
-        options.guard_bits,
-        int(options.approximate),
-        options.step_limit,
-    )
+    machine.approximate, machine.step_limit = int(options.approximate), options.step_limit
     executed = np.zeros((MAX_WARPS, machine.n_code), np.uint64)
     machine.executed = executed.ctypes.data
     library.run(ctypes.byref(machine))

@@ -2,22 +2,24 @@
 
     python -m tests.ptx.license device FOLDER     on a machine with an H200: compiles, runs, keeps inputs and outputs
     python -m tests.ptx.license judge FOLDER      anywhere: runs the machine on the same inputs and compares
+    python -m tests.ptx.license keep FOLDER       stores the matrix products of one tile, for the tests
 
-The judge also finds how the GPU's tensor core adds: which grouping, guard bits and rounding give its bits.
+How a tensor core adds one step, on operands chosen for that: accumulation.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import pathlib
 
+import numpy as np
 import torch
 
 from .kernels import compiled
 from .running import case, run
 
 ARCH = "sm_90a"
+RECORDED = pathlib.Path(__file__).with_name("h200.npz")
 EXACT = [("transpose",), ("transpose_tf32",), ("multicast",), ("cluster",)]
 MMA = [("gemm32", 64, 64, 1, kind, "KK") for kind in ("BFloat16", "Float16")] + [
     ("gemm32", 64, 64, 4, "BFloat16", "KM")
@@ -84,34 +86,49 @@ def _unequal(a: torch.Tensor, b: torch.Tensor) -> int:
 
 
 def judge(folder: pathlib.Path) -> None:
-    recorded = {}
     for kernel, i, _ in all_cases():
-        name = "-".join(map(str, (*kernel, i)))
-        recorded[kernel, i] = torch.load(folder / f"{name}.pt")
-
-    def machine(kernel, i, **options):
-        return run(kernel[0], ARCH, *kernel[1:], inputs=recorded[kernel, i]["inputs"], **options)[0]
-
-    for (kernel, i), data in recorded.items():
-        out = machine(kernel, i)
+        data = torch.load(folder / f"{'-'.join(map(str, (*kernel, i)))}.pt")
+        out = run(kernel[0], ARCH, *kernel[1:], inputs=data["inputs"])[0]
         gpu = data["output"]
         worst = ((out.double() - gpu.double()).abs() / gpu.double().abs().clamp_min(1e-30)).max()
         print(
             f"{'-'.join(map(str, (*kernel, i))):40} {_unequal(out, gpu):6} of {out.numel()} differ, at most {worst:.2e}"
         )
-    print("\nhow the tensor core adds: unequal elements over all MMA cases")
-    for group, nearest, bits in itertools.product((4, 8, 0), (False, True), range(6)):
-        options = {"mma_group": group, "mma_nearest": nearest, "guard_bits": bits, "strict": False}
-        bad = [_unequal(machine(k, i, **options), d["output"]) for (k, i), d in recorded.items() if k in MMA]
-        print(f"products at a time {group or 'all'}, {'nearest' if nearest else 'cut'}, {bits} guard bits: {bad}")
+
+
+def keep(folder: pathlib.Path) -> None:
+    """The first 64 rows of each product of one k tile: operands as bits, and the GPU's outputs."""
+    kept = {}
+    for kernel, i, _ in all_cases():
+        if kernel in MMA and kernel[3] == 1:
+            data = torch.load(folder / f"{'-'.join(map(str, (*kernel, i)))}.pt")
+            a, b = (x[:64].contiguous().view(torch.int16).numpy() for x in data["inputs"])
+            kept |= {f"{kernel[4]} {i} {name}": x for name, x in zip("abd", (a, b, data["output"][:64]), strict=True)}
+    np.savez_compressed(RECORDED, **kept)
+
+
+def recorded() -> dict[tuple[str, int], tuple[list[torch.Tensor], torch.Tensor]]:
+    """What `keep` stored: by type and input set, the operands and the output of an H200."""
+    with np.load(RECORDED) as data:
+        names = sorted({name[:-2] for name in data})
+        out = {}
+        for name in names:
+            kind, i = name.split()
+            dtype = {"BFloat16": torch.bfloat16, "Float16": torch.float16}[kind]
+            operands = [torch.from_numpy(data[f"{name} {x}"]).view(dtype) for x in "ab"]
+            out[kind, int(i)] = (operands, torch.from_numpy(data[f"{name} d"]))
+        return out
+
+
+COMMANDS = {"device": on_device, "judge": judge, "keep": keep}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("device", "judge"))
+    parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("folder", type=pathlib.Path)
     options = parser.parse_args()
-    (on_device if options.command == "device" else judge)(options.folder)
+    COMMANDS[options.command](options.folder)
 
 
 if __name__ == "__main__":

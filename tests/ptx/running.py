@@ -48,12 +48,12 @@ def case(name: str, *shape: int):
     return [x], x.flip(0).double(), torch.int32
 
 
-def run(name: str, arch: str, *shape: int, ptx: str | None = None, check: bool = True, inputs=None, **options):
-    """(output, expected, reports); `ptx` replaces the compiled PTX, `inputs` the case's own."""
+def run(name: str, arch: str, *shape: int, ptx: str | None = None, check=True, inputs=None, rows=None, **options):
+    """(output, expected, reports); `ptx` replaces the compiled PTX, `inputs` the case's own, `rows` its output's."""
     made = compiled(name, arch, *shape)
     own, expected, dtype = case(name, *shape)
     inputs = own if inputs is None else inputs
-    out = torch.empty(expected.shape, dtype=dtype)
+    out = torch.empty((rows or len(expected), *expected.shape[1:]), dtype=dtype)
     out.untyped_storage().fill_(0xFF)
     args = [*inputs, out]
     reports = run_object(

@@ -392,22 +392,19 @@ def test_ldmatrix_and_stmatrix():
     same(out.reshape(4, 8, 8), data.reshape(4, 8, 8).transpose(0, 2, 1))
 
 
-def test_accumulation_cuts_below_the_guard_bits():
-    """1 + 16 products of 2^-26: kept to the guard bits when they stand below the largest addend, lost otherwise."""
-    a = np.full((16, 16), 2.0**-13, np.float32)
-    words = torch.tensor(a).bfloat16().view(torch.int32).numpy().view(np.uint32)
+@pytest.mark.parametrize("factors, kept", [((13, 12), 2.0**-21), ((13, 13), 0.0)])
+def test_accumulation_cuts_below_two_guard_bits(factors, kept):
+    """1 + 16 products of 2^-25 or 2^-26: the guard bits hold the first, and nothing holds the second."""
+    words = [torch.full((16,), 2.0**-e).bfloat16().view(torch.int32).numpy().view(np.uint32) for e in factors]
     body = (
-        "ld.global.b32 %r1, [%rd0];\nmov.b32 %f1, 0f3F800000;\n"
+        "ld.global.b32 %r1, [%rd0];\nld.global.b32 %r2, [%rd1];\nmov.b32 %f1, 0f3F800000;\n"
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f2, %f3, %f4, %f5}, {%r1, %r1, %r1, %r1}, "
-        "{%r1, %r1}, {%f1, %f1, %f1, %f1};\n"
-        "st.global.f32 [%rd1], %f2;"
+        "{%r2, %r2}, {%f1, %f1, %f1, %f1};\n"
+        "st.global.f32 [%rd2], %f2;"
     )
-    for guard_bits, expected in ((1, 1.0), (3, 1.0 + 2.0**-22)):
-        out = np.zeros(32, np.float32)
-        launch(
-            module(body, 2), [np.ascontiguousarray(words), out], block=(32, 1, 1), guard_bits=guard_bits, strict=False
-        )
-        assert out[0] == np.float32(expected)
+    out = np.zeros(32, np.float32)
+    launch(module(body, 3), [*map(np.ascontiguousarray, words), out], strict=False)
+    assert out[0] == np.float32(1.0 + kept)
 
 
 def test_findings_name_the_python_line():

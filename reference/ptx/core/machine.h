@@ -169,7 +169,7 @@ struct Machine {
     Allocation *allocations;
     int32_t n_allocations;
     /* options */
-    int32_t strict, schedule, sm100, guard_bits, mma_group, mma_nearest, approximate, reserved;
+    int32_t strict, schedule, sm100, approximate;
     uint64_t seed, step_limit;
     /* results */
     uint64_t *executed;          /* per warp index and instruction: fragments executed */
@@ -264,7 +264,8 @@ typedef struct { uint32_t start, lead, stride, swizzle_bits; } MatrixDescriptor;
 float element_value(element_t type, uint32_t bits);
 int element_size(element_t type);
 uint32_t matrix_offset(const MatrixDescriptor *d, int k_major, int size, int row, int k);
-void accumulate(Machine *m, const float *a, const float *b, const float *c, float *d, int n, int k, int b_stride);
+void exponents(element_t type, const float *x, int count, int *to);
+void accumulate(const float *a, const int *ea, const float *b, const int *eb, const float *c, float *d, int n, int k);
 void load_matrix(Machine *m, Warp *w, Cta *cta, const MatrixDescriptor *d, int k_major, element_t type, int row0, int rows, int k, float *to, Access access);
 uint32_t swizzle(uint32_t address, uint32_t bits);
 int count_of(element_t type);

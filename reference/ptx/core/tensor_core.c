@@ -75,18 +75,32 @@ void load_matrix(Machine *m, Warp *w, Cta *cta, const MatrixDescriptor *d, int k
 }
 
 /* ---- arithmetic ---- */
-/* c + a . b as a tensor core adds: the exact products and the accumulator are aligned to the largest of them, cut `guard_bits` below
-   the last bit of an fp32 at that exponent, added exactly, and the sum is cut (or rounded) to fp32. */
-static float add_products(const Machine *m, const float *a, const float *b, float c, int k) {
-    double product[32], largest = fabs((double)c);
-    int odd = !isfinite(c);
-    for (int i = 0; i < k; i++) {
-        product[i] = (double)a[i] * b[i];
-        double p = fabs(product[i]);
-        largest = p > largest ? p : largest;
-        odd |= !(p <= 1.7e308);
+enum { NO_EXPONENT = -1000, ODD_EXPONENT = 10000, GUARD_BITS = 2 };
+
+/* The exponents that the alignment sees: subnormals have that of the smallest normal, zero none. */
+void exponents(element_t type, const float *x, int count, int *to) {
+    int least = type == FP16 || type == E5M2 ? -14 : type == E4M3 ? -6 : -126;
+    for (int i = 0; i < count; i++) {
+        uint32_t b;
+        memcpy(&b, x + i, 4);
+        int e = (int)(b >> 23 & 255) - 127;
+        to[i] = !(b << 1) ? NO_EXPONENT : e == 128 ? ODD_EXPONENT : e < least ? least : e;
     }
-    if (odd || largest == 0) {                          /* infinities and NaN, or nothing but zeros */
+}
+
+/* c + a . b as a tensor core adds, bit for bit on an H200 (tests/ptx/license.py): products are exact and not normalised, so the exponent of
+   one is the sum of its factors'. All products and the accumulator are cut toward zero GUARD_BITS below the last bit of an fp32 with
+   the largest exponent among them and added exactly; the sum is cut toward zero to fp32. */
+static float add_products(const float *a, const int *ea, const float *b, const int *eb, float c, int k) {
+    double product[32];
+    int largest;
+    exponents(TF32, &c, 1, &largest);
+    for (int i = 0; i < k; i++) {
+        int e = ea[i] + eb[i];
+        product[i] = (double)a[i] * b[i];
+        largest = e > largest ? e : largest;
+    }
+    if (largest > ODD_EXPONENT / 2 || largest < NO_EXPONENT / 2) {     /* infinities and NaN, or nothing but zeros */
         double sum = c;
         for (int i = 0; i < k; i++) sum += product[i];
         float f = (float)sum;
@@ -94,31 +108,23 @@ static float add_products(const Machine *m, const float *a, const float *b, floa
         if (f != f) memcpy(&f, &nan, 4);
         return f;
     }
-    uint64_t bits;
-    memcpy(&bits, &largest, 8);
-    int e = (int)(bits >> 52) - 1023, shift = 23 + m->guard_bits - (e < -126 ? -126 : e);
+    int shift = 23 + GUARD_BITS - (largest < -126 ? -126 : largest);
     uint64_t up = (uint64_t)(1023 + shift) << 52, down = (uint64_t)(1023 - shift) << 52;
     double scale, unscale;
     memcpy(&scale, &up, 8), memcpy(&unscale, &down, 8);
-    int64_t total = (int64_t)((double)c * scale);       /* the conversion cuts */
-    for (int i = 0; i < k; i++) total += (int64_t)(product[i] * scale);
+    int64_t total = (int32_t)((double)c * scale);       /* below 2^28 each; the conversion cuts */
+    for (int i = 0; i < k; i++) total += (int32_t)(product[i] * scale);
     uint64_t magnitude = total < 0 ? (uint64_t)-total : (uint64_t)total;
-    if (magnitude >> 24 && !m->mma_nearest) {           /* cut to 24 bits */
-        int extra = 64 - __builtin_clzll(magnitude) - 24;
-        magnitude = magnitude >> extra << extra;
-    }
+    int extra = magnitude ? 64 - __builtin_clzll(magnitude) - 24 : 0;
+    if (extra < shift - 149) extra = shift - 149;       /* a subnormal's last bit */
+    if (extra > 0) magnitude = magnitude >> extra << extra;
     float f = (float)((double)magnitude * unscale);
     return total < 0 ? -f : f;
 }
 
-/* n outputs; b holds k values an output, b_stride apart. */
-void accumulate(Machine *m, const float *a, const float *b, const float *c, float *d, int n, int k, int b_stride) {
-    int group = m->mma_group > 0 && m->mma_group < k ? m->mma_group : k;
-    for (int j = 0; j < n; j++, b += b_stride) {
-        float sum = c[j];
-        for (int i = 0; i < k; i += group) sum = add_products(m, a + i, b + i, sum, group);
-        d[j] = sum;
-    }
+/* n outputs of k products each; b and its exponents hold k values an output. */
+void accumulate(const float *a, const int *ea, const float *b, const int *eb, const float *c, float *d, int n, int k) {
+    for (int j = 0; j < n; j++) d[j] = add_products(a, ea, b + j * k, eb + j * k, c[j], k);
 }
 
 /* ---- wgmma ---- */
@@ -149,7 +155,8 @@ OP(wgmma_wait) {                 /* all but the last a[0] groups are done */
 OP(wgmma) {
     int n = a[0], a_regs = a[9], d_regs = a[10], k = 32 / element_size((element_t)a[1]);
     element_t ta = (element_t)a[1], tb = (element_t)a[2];
-    static float A[64 * 32], B[256 * 32], C[256], D[256];
+    static float A[16 * 32], B[256 * 32], C[256], D[256];
+    static int EA[16 * 32], EB[256 * 32];
     const int32_t *a_at = a + 11, *d_at = a + 11 + (a_regs ? a_regs : 1), *numbers = d_at + d_regs;
     Access access = async_access(w, agent(w, AGENT_WGMMA), w->wgmma.committed + 1, READ);
     int first = (w->index & 3) * 16, scale_d = predicate(w, a[7]) & 1;
@@ -179,12 +186,13 @@ OP(wgmma) {
     load_matrix(m, w, w->cta, &d, !a[6], tb, 0, n, k, B, access);
     if (a[3]) for (int i = 0; i < 16 * k; i++) A[i] = -A[i];
     if (a[4]) for (int i = 0; i < n * k; i++) B[i] = -B[i];
+    exponents(ta, A, 16 * k, EA), exponents(tb, B, n * k, EB);
     for (int row = 0; row < 16; row++) {
         for (int j = 0; j < n; j++) {
             int r = j / 8 * 4 + (row >> 3) * 2 + (j & 1), l = row % 8 * 4 + j % 8 / 2;
             C[j] = scale_d ? ((const float *)(w->registers + d_at[r]))[l] : 0;
         }
-        accumulate(m, A + row * k, B, C, D, n, k, k);
+        accumulate(A + row * k, EA + row * k, B, EB, C, D, n, k);
         for (int j = 0; j < n; j++) {
             int r = j / 8 * 4 + (row >> 3) * 2 + (j & 1), l = row % 8 * 4 + j % 8 / 2;
             ((float *)(w->registers + d_at[r]))[l] = D[j];
@@ -203,6 +211,7 @@ OP(mma_sync) {
     element_t ta = (element_t)a[1], tb = (element_t)a[2];
     const int32_t *d_at = a + 3, *c_at = a + 7, *a_at = a + 12, *b_at = a + 13 + na;
     float A[16 * 32], B[8 * 32], C[8], D[16][8];
+    int EA[16 * 32], EB[8 * 32];
     int per = 4 / element_size(ta);
     if (on != ALL_LANES) fault(m, "diverged", on, "mma.sync with lanes %08x", on);
     EACH {
@@ -211,9 +220,10 @@ OP(mma_sync) {
         for (int r = 0; r < nb; r++) for (int e = 0; e < per; e++)
             B[l / 4 * k + (l % 4 + r * 4) * per + e] = element_value(tb, per == 1 ? u32(w, b_at[r])[l] : u32(w, b_at[r])[l] >> (32 / per * e));
     }
+    exponents(ta, A, 16 * k, EA), exponents(tb, B, 8 * k, EB);
     for (int row = 0; row < 16; row++) {
         for (int j = 0; j < 8; j++) C[j] = ((const float *)operand(w, c_at[(row >> 3) * 2 + (j & 1)]))[row % 8 * 4 + j / 2];
-        accumulate(m, A + row * k, B, C, D[row], 8, k, k);
+        accumulate(A + row * k, EA + row * k, B, EB, C, D[row], 8, k);
     }
     EACH for (int r = 0; r < 4; r++) ((float *)(w->registers + d_at[r]))[l] = D[l / 4 + (r >> 1) * 8][l % 4 * 2 + (r & 1)];
     m->counts[count_of(ta)] += 2ull * 16 * 8 * (uint64_t)k;

@@ -183,12 +183,14 @@ OP(tcgen_mma) {
         fault(m, "descriptor", on, "instruction descriptor 0x%08x: m = %d, n = %d with cta_group::%d", idesc, rows, n, group);
     if (group == 2 && (m->n_ctas < 2 || w->cta->rank & 1)) fault(m, "tcgen05", on, "cta_group::2 is issued by the even CTA of a pair");
     static float A[128 * 32], B[256 * 32], C[256], D[256];
+    static int EA[128 * 32], EB[256 * 32];
     Access read = async_access(w, agent(w, AGENT_TCGEN), ++w->tcgen_ops, READ), write = read;
     write.kind = WRITE;
     MatrixDescriptor db = blackwell_descriptor(m, u64(w, a[7])[l]);
     for (int half = 0; half < group; half++)            /* each CTA of a pair holds its part of b */
         load_matrix(m, w, &m->ctas[w->cta->rank + (uint32_t)half], &db, !b_mn, tb, 0, n / group, size_k, B + half * (n / group) * size_k, read);
     if (idesc >> 14 & 1) for (int i = 0; i < n * size_k; i++) B[i] = -B[i];
+    exponents(tb, B, n * size_k, EB);
     for (int half = 0; half < group; half++) {
         Cta *c = &m->ctas[w->cta->rank + (uint32_t)half];
         if (a[3]) {
@@ -203,6 +205,7 @@ OP(tcgen_mma) {
             load_matrix(m, w, c, &da, !a_mn, ta, 0, per_cta, size_k, A, read);
         }
         if (idesc >> 13 & 1) for (int i = 0; i < per_cta * size_k; i++) A[i] = -A[i];
+        exponents(ta, A, per_cta * size_k, EA);
         int folded = group == 2 && per_cta == 64;       /* 64 rows a CTA: columns n/2 and up lie in lanes 64 and up */
         for (int i = 0; i < per_cta; i++)
             for (int part = 0; part < 1 + folded; part++) {
@@ -211,7 +214,7 @@ OP(tcgen_mma) {
                 if (a[12] && u32(w, a[13 + (int)lane / 32 + (group == 2 ? 4 * half : 0)])[l] >> (lane % 32) & 1) continue;
                 if (add) memcpy(C, tmem_at(m, w, c, lane, d & 0xffff, (uint32_t)columns, read), (size_t)columns * 4);
                 else memset(C, 0, (size_t)columns * 4);
-                accumulate(m, A + i * size_k, B + first * size_k, C, D, columns, size_k, size_k);
+                accumulate(A + i * size_k, EA + i * size_k, B + first * size_k, EB + first * size_k, C, D, columns, size_k);
                 memcpy(tmem_at(m, w, c, lane, d & 0xffff, (uint32_t)columns, write), D, (size_t)columns * 4);
             }
     }

@@ -1,0 +1,34 @@
+"""How tensor cores add: what an H200 gave, bit for bit; and one step of every MMA against float64."""
+
+import numpy as np
+import pytest
+import torch
+
+from . import accumulation, license
+from .running import run
+
+RECORDED = license.recorded()
+
+
+@pytest.mark.parametrize("kind, spread", RECORDED, ids=lambda x: str(x))
+def test_matrix_product_has_the_bits_of_an_h200(kind, spread):
+    operands, recorded = RECORDED[kind, spread]
+    out = run("gemm32", "sm_90a", 64, 64, 1, kind, "KK", inputs=operands, rows=64)[0]
+    assert torch.equal(out.view(torch.int32), recorded.view(torch.int32))
+
+
+@pytest.mark.parametrize("variant", accumulation.VARIANTS)
+def test_one_step_is_near_the_exact_sum(variant):
+    """Within the truncation of every addend below the guard bits, and of the sum; not-finite sums as IEEE has them."""
+    kind, n, _ = accumulation.VARIANTS[variant]
+    _, a, b, c = accumulation.operands(kind, n)
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        exact = np.einsum("trk,tnk->trn", a, b) + c
+        seen = [np.where(x == 0, 0, np.maximum(abs(x), 2.0 ** (-14 if kind == "f16" else -126))) for x in (a, b)]
+        largest = np.maximum(np.einsum("trk,tnk->trnk", *seen).max(-1), np.maximum(abs(c), 2.0**-126))
+        bound = (a.shape[-1] + 1) * 2.0**-25 * largest + 2.0**-23 * abs(exact) + 2.0**-149
+        out = accumulation.on_machine(variant).view(np.float32)
+        finite = np.isfinite(exact) & (abs(exact) < np.finfo(np.float32).max)
+        assert np.all(abs(out - exact)[finite] <= bound[finite])
+        np.testing.assert_array_equal(out[~finite], exact[~finite].astype(np.float32))
