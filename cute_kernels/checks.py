@@ -56,7 +56,11 @@ def kernel_device(operator: str, device: torch.device | str | int | None) -> tor
     """The device, the current CUDA device unless given. NotImplementedError where no kernels run on it."""
     if device is None:
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
-    probe = torch.empty(0, device=device)
+    try:
+        probe = torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as e:  # whichever of them torch chose
+        must = f"a device that torch can use here: {str(e).splitlines()[0]}"
+        raise wrong(operator, "device", repr(device), must) from e
     if not backend.current().handles(probe):
         raise NotImplementedError(
             f"{operator}: no kernel for device {probe.device}; CPU tensors run through plain PyTorch"
@@ -85,6 +89,9 @@ def as_tensor(operator: str, name: str, x: Any) -> Tensor:
         raise TypeError(
             f"{operator}: {name} is of type {type(x).__qualname__}, but must be a torch.Tensor or a DLPack array"
         )
+    if any(stride < 0 for stride in getattr(x, "strides", None) or ()):
+        # torch ends the process at those.
+        raise wrong(operator, name, f"an array with strides {list(x.strides)}", "without negative strides")
     try:
         return torch.from_dlpack(x)
     except Exception as e:

@@ -11,7 +11,16 @@ from torch import Tensor, nn
 
 from cute_kernels import checks
 from cute_kernels.hyena.block import hyena_block
-from cute_kernels.hyena.params import NAMES, ORDER, HyenaBlockParams, hyena_dna_options
+from cute_kernels.hyena.params import (
+    NAMES,
+    ORDER,
+    HyenaBlockParams,
+    HyenaOptions,
+    check_options,
+    hyena_dna_options,
+    is_int,
+)
+from cute_kernels.hyena.precision import resolve
 
 
 class _Sine(nn.Module):
@@ -106,10 +115,13 @@ class HyenaBlock(nn.Module):
         d_inner = 4 * d_model if d_inner is None else d_inner
         sizes = {"d_model": d_model, "d_inner": d_inner, "max_length": max_length, "filter_order": filter_order}
         for name, value in sizes.items():
-            if not isinstance(value, int) or value < 1:
+            if not is_int(value) or value < 1:
                 raise checks.wrong("HyenaBlock", name, repr(value), "a positive int")
         if not isinstance(emb_dim, int) or emb_dim < 3 or emb_dim % 2 == 0:
             raise checks.wrong("HyenaBlock", "emb_dim", repr(emb_dim), "odd and at least 3")
+        if precision is not None:
+            resolve("HyenaBlock", precision)
+        check_options("HyenaBlock", HyenaOptions(layer_norm_eps=layer_norm_eps))
         with torch.device("cpu" if device is None else device):
             self.mixer = _Mixer(d_model, max_length, filter_order, emb_dim, sin_freq)
             self.norm1 = nn.LayerNorm(d_model, eps=layer_norm_eps)

@@ -54,7 +54,6 @@ def prebuilt_kernels() -> list[Kernel]:
 
 
 def _module(operator: str):
-    try:
-        return _OPERATORS[operator]
-    except KeyError:
-        raise ValueError(f"operator is {operator!r}, but must be one of {', '.join(map(repr, _OPERATORS))}") from None
+    if not isinstance(operator, str) or operator not in _OPERATORS:
+        raise ValueError(f"operator is {operator!r}, but must be one of {', '.join(map(repr, _OPERATORS))}")
+    return _OPERATORS[operator]

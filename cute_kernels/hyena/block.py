@@ -27,12 +27,14 @@ from cute_kernels import checks
 from cute_kernels.hyena import precision as precision_
 from cute_kernels.hyena.compose import Composition
 from cute_kernels.hyena.params import (
+    MAX_INT,
     NAMES,
     ORDER,
     HyenaBlockParams,
     HyenaOptions,
     HyenaProblem,
     check_options,
+    is_int,
     readable,
 )
 from cute_kernels.runtime import backend
@@ -101,13 +103,14 @@ def hyena_block(
         must = "HyenaBlockParams, or what their prepare() returns"
         raise TypeError(f"{OPERATOR}: params is of type {type(params).__qualname__}, but must be {must}")
     given = (layer_norm_eps, exp_mod_shift, l_max, filter_layout, bias_in_filter, norm_len)
-    options = params.options if given == _NOTHING else _merge(params.options, given, prepared)
+    nothing = all([value is None for value in given])  # not ==, which an array answers with an array
+    options = params.options if nothing else _merge(params.options, given, prepared)
+    if type(x) not in checks.PLAIN:
+        x = checks.as_tensor(OPERATOR, "x", x)
     if prepared is not None:
         _check_prepared(x, prepared, options, precision)
     if torch.compiler.is_compiling():
         return _through_dispatcher(x, params, options, precision, prepared, out)
-    if type(x) not in checks.PLAIN:
-        x = checks.as_tensor(OPERATOR, "x", x)
     if (
         not (params.plain and type(x) in checks.PLAIN)
         or checks.is_observed()
@@ -121,9 +124,6 @@ def hyena_block(
     # Straight to the kernels: the dispatcher of torch.library would cost several times the launches.
     precision = precision_.resolve(OPERATOR, precision) if prepared is None else prepared.precision
     return run(x, params, options, precision, None if prepared is None else prepared.buffer, out)
-
-
-_NOTHING = (None,) * len(HyenaOptions._fields)
 
 
 def _merge(options: HyenaOptions, given: tuple, prepared: PreparedHyenaBlock | None) -> HyenaOptions:
@@ -256,8 +256,8 @@ def _composition(x: Tensor, problem: HyenaProblem, options: HyenaOptions, precis
 def prepare(params: HyenaBlockParams, seq_len: int, precision: str | None) -> PreparedHyenaBlock:
     """`HyenaBlockParams.prepare`."""
     name = "HyenaBlockParams.prepare"
-    if not isinstance(seq_len, int) or seq_len < 0:
-        raise checks.wrong(name, "seq_len", repr(seq_len), "an int from 0")
+    if not is_int(seq_len) or not 0 <= seq_len <= MAX_INT:
+        raise checks.wrong(name, "seq_len", repr(seq_len), "an int from 0 and below 2^31")
     precision = precision_.resolve(name, precision)
     x = torch.empty(1, 1, 1, device=params.device).expand(1, seq_len, params.problem.width)
     check_input(x, params.problem, params.device, params.options)
@@ -292,7 +292,7 @@ def check_shape(
     """
     sizes = {"d_model": d_model, "d_inner": d_inner, "emb_dim": emb_dim, "filter_order": filter_order}
     for name, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
+        if not is_int(value) or value < 1:
             raise checks.wrong(OPERATOR, name, repr(value), "a positive int")
     if emb_dim < 3 or emb_dim % 2 == 0:
         raise checks.wrong(OPERATOR, "emb_dim", emb_dim, "odd and at least 3")

@@ -19,7 +19,15 @@ from torch import Tensor
 from cute_kernels import checks
 from cute_kernels.hyena import block, stages, torch_path
 from cute_kernels.hyena.compose import filter_kernel
-from cute_kernels.hyena.params import FILTER_NAMES, HyenaBlockParams, HyenaOptions, HyenaProblem, check_options
+from cute_kernels.hyena.params import (
+    FILTER_NAMES,
+    MAX_INT,
+    HyenaBlockParams,
+    HyenaOptions,
+    HyenaProblem,
+    check_options,
+    is_int,
+)
 from cute_kernels.runtime import backend
 from cute_kernels.runtime.kernel import Kernel
 
@@ -93,9 +101,8 @@ def run(w: Mapping[str, Tensor], problem: HyenaProblem, seq_len: int, options: H
 
 
 def check_length(seq_len: int, problem: HyenaProblem) -> None:
-    # A length that is traced is a torch.SymInt.
-    if not isinstance(seq_len, (int, torch.SymInt)) or seq_len < 0:
-        raise checks.wrong(OPERATOR, "seq_len", repr(seq_len), "an int from 0")
+    if not is_int(seq_len) or not 0 <= seq_len <= MAX_INT:
+        raise checks.wrong(OPERATOR, "seq_len", repr(seq_len), "an int from 0 and below 2^31")
     if problem.z_rows is not None and seq_len > problem.z_rows:
         raise checks.wrong(OPERATOR, "seq_len", seq_len, f"at most {problem.z_rows}, the rows of z")
 

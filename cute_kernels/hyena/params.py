@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from cute_kernels.hyena.block import PreparedHyenaBlock
 
 _PARAMS = "HyenaBlockParams"  # where a message says who complains
-INF = float("inf")
+MAX_FLOAT, MAX_INT = torch.finfo(torch.float32).max, 2**31 - 1  # kernels take options as fp32 and int32
 FILTER_LAYOUTS = ("reshape", "transpose")
 ORDER = 64  # width of the filter's hidden layers that kernels know
 
@@ -195,6 +196,14 @@ class HyenaBlockParams:
         for name, value in derived.items():
             object.__setattr__(self, name, value)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+        self.__post_init__()  # a file's tensors may come to another device
+
     def __repr__(self) -> str:
         p = self.problem
         z = "" if self.z is None else f", z of {p.z_rows} rows"
@@ -237,14 +246,23 @@ class HyenaBlockParams:
         for name, key in {**HYENA_DNA, "z": HYENA_DNA_Z}.items():
             if prefix + key not in state_dict:
                 raise ValueError(f"{_PARAMS}: state_dict has no {prefix + key!r}; check prefix, which is {prefix!r}")
-            tensors[name] = state_dict[prefix + key]
+            tensors[name] = checks.as_tensor(_PARAMS, prefix + key, state_dict[prefix + key])
         for key in _OTHER_SINES:
             freq = state_dict.get(prefix + key)
-            if freq is not None and freq is not tensors["sin_freq"] and not torch.equal(freq, tensors["sin_freq"]):
+            if freq is None or freq is tensors["sin_freq"]:
+                continue
+            freq = checks.as_tensor(_PARAMS, prefix + key, freq)
+            # Values on the meta device aren't known.
+            if not freq.is_meta and not torch.equal(freq.to(tensors["sin_freq"].device), tensors["sin_freq"]):
                 raise ValueError(
                     f"{_PARAMS}: {prefix + key} must equal {prefix + HYENA_DNA['sin_freq']}: one frequency"
                 )
-        return cls(**tensors, **{**hyena_dna_options(tensors["z"].shape[-2]), **options})
+        z = tensors["z"]
+        if z.dim() not in (2, 3):
+            raise checks.wrong(
+                _PARAMS, prefix + HYENA_DNA_Z, f"of shape {list(z.shape)}", "[1, rows, emb_dim], of rank 3"
+            )
+        return cls(**tensors, **{**hyena_dna_options(z.shape[-2]), **options})
 
     def prepare(self, *, seq_len: int, precision: str | None = None) -> PreparedHyenaBlock:
         """The filter and the converted weights for calls with sequences of `seq_len`, to be given in place of params.
@@ -263,6 +281,8 @@ def hyena_dna_options(max_length: int) -> dict[str, Any]:
 
 def _in_place(t: Tensor) -> bool:
     """Whether a kernel can read the tensor where it is: contiguous, 16-byte aligned, with its own sign."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(t):
+        return True  # it has no memory of its own: no kernel will read it
     return t.is_contiguous() and not t.is_neg() and (t.is_meta or not t.data_ptr() & 15)
 
 
@@ -316,28 +336,33 @@ def check_weights(
 
 
 def check_options(operator: str, options: HyenaOptions) -> HyenaOptions:
-    """The options with plain types. ValueError where one is wrong."""
+    """The options. ValueError where one is wrong."""
     o = options
     for name in ("layer_norm_eps", "exp_mod_shift"):
         value = getattr(o, name)
-        try:
-            good = (0 if name == "layer_norm_eps" else -INF) <= value < INF and value != -INF
-        except TypeError:
-            good = False
-        if not good:
+        if not (is_number(value) and (0 if name == "layer_norm_eps" else -MAX_FLOAT) <= value <= MAX_FLOAT):
             bound = " from 0" if name == "layer_norm_eps" else ""
             raise checks.wrong(operator, name, repr(value), f"a finite number{bound}")
     for name in ("l_max", "norm_len"):
         value = getattr(o, name)
-        # While torch.compile traces, an int may be a torch.SymInt.
-        if not (name == "norm_len" and value is None) and (not isinstance(value, (int, torch.SymInt)) or value < 1):
-            optional = " or None" if name == "norm_len" else ""
-            raise checks.wrong(operator, name, repr(value), f"a positive int{optional}")
-    if o.filter_layout not in FILTER_LAYOUTS:
+        # Of l_max no more than the call's length counts.
+        most, also = (MAX_INT, " or None, below 2^31") if name == "norm_len" else (2**63 - 1, "")
+        if not (name == "norm_len" and value is None) and not (is_int(value) and 1 <= value <= most):
+            raise checks.wrong(operator, name, repr(value), f"a positive int{also}")
+    if not isinstance(o.filter_layout, str) or o.filter_layout not in FILTER_LAYOUTS:
         raise checks.wrong(operator, "filter_layout", repr(o.filter_layout), " or ".join(map(repr, FILTER_LAYOUTS)))
     if not isinstance(o.bias_in_filter, bool):
         raise checks.wrong(operator, "bias_in_filter", repr(o.bias_in_filter), "True or False")
     return o
+
+
+def is_int(value: Any) -> bool:
+    """While torch.compile traces, an int may be a torch.SymInt."""
+    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (numbers.Real, torch.SymInt, torch.SymFloat)) and not isinstance(value, bool)
 
 
 def _shape(symbols: tuple[str | int, ...]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
 import torch
@@ -26,22 +27,25 @@ def resolve(operator: str, precision: str | None) -> str:
     if precision is None:
         new = torch.backends.cuda.matmul.fp32_precision
         return _OF_TORCH[new] if new in _OF_TORCH else torch.get_float32_matmul_precision()
-    if precision not in Precision.NAMES:
+    if not isinstance(precision, str) or precision not in Precision.NAMES:
         raise checks.wrong(operator, "precision", repr(precision), f"{', '.join(map(repr, NAMES))} or None")
     return precision
+
+
+_lock = threading.RLock()
 
 
 @contextlib.contextmanager
 def products(precision: str, device: torch.device) -> Iterator[None]:
     """PyTorch's fp32 products inside: plain fp32 at "highest", TF32 on a GPU at the others, and autocast off.
 
-    The setting is one for the whole process, so it is touched only where it differs.
+    The setting is one for the whole process, so it is touched only where it differs, and by one thread at a time.
     """
     backend = torch.backends.cuda.matmul if device.type == "cuda" else torch.backends.mkldnn.matmul
     wanted = "tf32" if device.type == "cuda" and precision != "highest" else "ieee"
-    saved = backend.fp32_precision
-    differs = (saved if saved != "none" else "ieee") != wanted
-    with torch.autocast(device.type, enabled=False):
+    with _lock, torch.autocast(device.type, enabled=False):
+        saved = backend.fp32_precision
+        differs = (saved if saved != "none" else "ieee") != wanted
         if differs:
             backend.fp32_precision = wanted
         try:
