@@ -121,11 +121,12 @@ class LongConvKernel:
             sPre = smem.allocate_tensor(F32, cute.select(values, mode=[0, 1]), byte_alignment=16)[tidx, None]
         if cutlass.const_expr(self.staged_post):
             sPost = smem.allocate_tensor(F32, cute.select(values, mode=[0, 1]), byte_alignment=16)[tidx, None]
-        for j in cutlass.range_constexpr(self.certain, POINTS):  # what no copy writes counts as zero
-            sU[j, 0], sU[j, 1] = F32(0.0), F32(0.0)
-            for gate in (sPre, sPost):
-                if cutlass.const_expr(gate is not None):
-                    gate[j] = F32(0.0)
+        for j in cutlass.range_constexpr(self.certain, POINTS):
+            if left <= self.offsets[j]:  # what no copy writes counts as zero
+                sU[j, 0], sU[j, 1] = F32(0.0), F32(0.0)
+                for gate in (sPre, sPost):
+                    if cutlass.const_expr(gate is not None):
+                        gate[j] = F32(0.0)
         b0 = cute.arch.block_idx()[1] * rows
         end = cutlass.min(b0 + rows, mU.shape[0])
         self.fetch_input(mU, mPre, sU[None, 0], sPre, b0, d, start, left)
