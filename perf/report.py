@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from perf import counts, inspection, model, ncu, pages, plot, tables
+from perf import cases, counts, inspection, model, ncu, pages, plot, tables
 from perf.runs import FOLDER, Run, machine_text
 
 console = Console()
@@ -38,7 +38,7 @@ def report(
         overview=overview(runs),
         benches=[bench_section(run) for run in runs],
         profiles=[ncu.section(data) for data in profiles],
-        predictions=[p for run in runs if (p := prediction(run, counted))],
+        predictions=[prediction(found, runs) for found in counted],
         machine_code=(["kernel", *inspection.HEADER], machine_code()) if kernels else None,
     )
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -111,38 +111,57 @@ def measured_bandwidth(run: Run) -> float | None:
     return 1e6 * moved / row.times[row.floor].median
 
 
-def prediction(run: Run, counted: list[dict]) -> dict[str, Any] | None:
-    """Times on a B200, from counts on both architectures and a model fitted to this run; None without them."""
-    found = next((c for c in counted if (c["op"], c["options"]) == (run.op, run.options)), None)
-    rows = [row for row in run.rows if found and row.name in found["sm_90a"]]
-    if run.set != "official" or run.machine.get("gpu") != model.H200.name or len(rows) < 4:
-        return None
-    if any(found["sm_100a"][row.name]["launches"] < found["sm_90a"][row.name]["launches"] for row in rows):
-        text = "No prediction: not every stage has a kernel for sm_100a yet."
-        return {"title": run.title(), "text": text, "header": [], "rows": []}
-    moved = [{"dram_bytes": row.read + row.written} for row in rows]
-    here = [found["sm_90a"][row.name] | m for row, m in zip(rows, moved, strict=True)]
-    there = [found["sm_100a"][row.name] | m for row, m in zip(rows, moved, strict=True)]
-    us = [row.times["operator"].median for row in rows]
-    fitted = model.fit(model.H200, here, us)
-    errors = model.errors_left_out(model.H200, here, us)
-    cells = []
-    for row, h, t, measured, error in zip(rows, here, there, us, errors, strict=True):
-        seconds = model.B200.seconds(t)
-        bound = max(seconds, key=seconds.get)
-        cells.append(
-            [row.name, f"{h['instructions'] / 1e6:.2f}", f"{t['instructions'] / 1e6:.2f}", f"{measured:.1f}",
-             f"{measured * (1 + error):.1f}", f"{100 * error:+.0f}%", f"{1e6 * seconds[bound]:.1f}",
-             bound.replace("_", " "), f"{fitted.us(model.B200, t):.1f}"]
-        )  # fmt: skip
-    header = ["case", "M instr sm_90a", "M instr sm_100a", "H200 us", "H200 predicted", "error", "B200 least us"]
+def prediction(found: dict, runs: list[Run]) -> dict[str, Any]:
+    """What the counts of one operator say: the least time of every case on both GPUs; and where a run on an H200 is
+    stored, times on a B200 by a model fitted to it."""
+    known = {case.name: case for case in cases.cases(found["op"], "official", found["options"])}
+    chosen = [case for name, case in known.items() if name in found["sm_90a"] and name in found["sm_100a"]]
+    moved = [{"dram_bytes": case.bytes} for case in chosen]
+    here, there = ([found[a][c.name] | m for c, m in zip(chosen, moved, strict=True)] for a in ARCHS)
+    header = ["case", "M instr sm_90a", "M instr sm_100a", "H200 least us", "by", "B200 least us", "by"]
+    rows = []
+    for case, h, t in zip(chosen, here, there, strict=True):
+        instructions = (f"{work['instructions'] / 1e6:.2f}" for work in (h, t))
+        rows.append([case.name, *instructions, *_least(model.H200, h), *_least(model.B200, t)])
     text = (
-        f"Fitted to the H200: {fitted.fixed_us:.1f} us fixed, then {100 * fitted.efficiency:.0f}% of the slowest "
-        f"resource's peak. Predicting each H200 case from the others is off by {100 * model.typical(errors):.0f}% "
-        f"(geometric mean), at most {100 * max(map(abs, errors)):.0f}%. Counts: PTX instructions of the PTX machine, "
-        f"and the least DRAM bytes. Times of revision {run.machine.get('revision')}, counts of {found['revision']}."
+        "Counts: PTX instructions of the PTX machine, and the least DRAM bytes. Least: the slowest resource at its "
+        f"data sheet's peak. Counts of revision {found['revision']}."
     )
-    return {"title": run.title(), "text": text, "header": [*header, "by", "B200 predicted us"], "rows": cells}
+    options = ", ".join(f"{k} {v}" for k, v in found["options"].items())
+    shown = {"title": f"{found['op']}, {options}" if options else found["op"], "header": header, "rows": rows}
+    if any(t["launches"] < h["launches"] for h, t in zip(here, there, strict=True)):
+        return shown | {"text": f"{text} Not every stage has a kernel for sm_100a yet."}
+    times = _times_on_h200(found, runs)
+    if not all(case.name in times for case in chosen) or len(chosen) < 4:
+        return shown | {"text": f"{text} No time on an H200 is stored to fit a model to."}
+    us = [times[case.name] for case in chosen]
+    fitted, errors = model.fit(model.H200, here, us), model.errors_left_out(model.H200, here, us)
+    header += ["H200 us", "H200 predicted", "error", "B200 predicted us"]
+    for row, t, measured, error in zip(rows, there, us, errors, strict=True):
+        row += [f"{measured:.1f}", f"{measured * (1 + error):.1f}", f"{100 * error:+.0f}%"]
+        row.append(f"{fitted.us(model.B200, t):.1f}")
+    text += (
+        f" Fitted to the H200: {fitted.fixed_us:.1f} us fixed, then {100 * fitted.efficiency:.0f}% of the slowest "
+        f"resource's peak. Predicting each H200 case from the others is off by {100 * model.typical(errors):.0f}% "
+        f"(geometric mean), at most {100 * max(map(abs, errors)):.0f}%."
+    )
+    return shown | {"text": text}
+
+
+def _least(peaks: model.Peaks, work: dict) -> tuple[str, str]:
+    """Microseconds of the slowest resource, and its name."""
+    seconds = peaks.seconds(work)
+    name = max(seconds, key=seconds.get)
+    return f"{1e6 * seconds[name]:.1f}", name.replace("_", " ")
+
+
+def _times_on_h200(found: dict, runs: list[Run]) -> dict[str, float]:
+    """By case: of the official run of the same operator and options."""
+    wanted = (found["op"], "official", found["options"], model.H200.name)
+    for run in runs:
+        if (run.op, run.set, run.options, run.machine.get("gpu")) == wanted:
+            return {row.name: row.times["operator"].median for row in run.rows}
+    return {}
 
 
 def machine_code() -> list[list[str]]:

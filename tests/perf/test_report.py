@@ -66,7 +66,20 @@ def test_the_stored_results_make_a_page(tmp_path):
     assert "What ran where" in (tmp_path / "page.html").read_text()
 
 
-def test_no_prediction_without_counts(stored):
-    runs, _, counted = report.stored(stored)
-    assert [bool(report.prediction(run, counted)) for run in runs] == [run.op == "mamba_segsum" for run in runs]
-    assert report.prediction(runs[0], []) is None
+def test_without_a_run_there_are_bounds_alone(stored):
+    runs, _, (counted,) = report.stored(stored)
+    full, bounds = report.prediction(counted, runs), report.prediction(counted, [])
+    assert len(full["rows"]) == len(bounds["rows"]) == 16
+    assert full["header"][-1] == "B200 predicted us"
+    assert bounds["header"][-2:] == ["B200 least us", "by"]
+    assert "No time on an H200 is stored" in bounds["text"]
+    for rows, header in ((full["rows"], full["header"]), (bounds["rows"], bounds["header"])):
+        assert all(len(row) == len(header) for row in rows)
+
+
+def test_a_stage_without_a_kernel_is_said(stored):
+    runs, _, (counted,) = report.stored(stored)
+    fewer = {name: work | {"launches": 1} for name, work in counted["sm_100a"].items()}
+    found = report.prediction(counted | {"sm_100a": fewer}, runs)
+    assert "Not every stage has a kernel for sm_100a" in found["text"]
+    assert "B200 predicted us" not in found["header"]
