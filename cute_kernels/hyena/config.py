@@ -42,70 +42,16 @@ class ConvertWeights(HyenaKernel):
     width: int
     inner: int
 
+    def __post_init__(self) -> None:
+        if self.width % 64 or not 64 <= self.width <= 256:
+            raise NotImplementedError(f"d_model must be 64, 128, 192 or 256, got {self.width}")
+        if self.inner % 64 or not 64 <= self.inner <= 2048:
+            raise NotImplementedError(f"d_inner must be a multiple of 64 up to 2048, got {self.inner}")
+
     def compile(self, arch: str) -> Any:
         from cute_kernels.hyena import weights
 
         return weights.compile_convert(self, arch)
-
-
-@dataclasses.dataclass(frozen=True)
-class Project(HyenaKernel):
-    """LayerNorm, in_proj, short convolution and gate: a block has `channels` channels of each part, tiles of tokens."""
-
-    archs: ClassVar[tuple[str, ...]] = ("sm_90a",)
-
-    dtype: str
-    parts: int
-    width: int
-    channels: int  # 32 or 64
-    tile: int  # tokens: a multiple of 16
-
-    def __post_init__(self) -> None:
-        if self.width % 64 or not 64 <= self.width <= 256:
-            raise NotImplementedError(f"d_model must be 64, 128, 192 or 256, got {self.width}")
-        if self.channels not in (32, 64):
-            raise ValueError(f"channels must be 32 or 64, got {self.channels}")
-        if self.tile not in (16, 32, 48, 64):
-            raise ValueError(f"tile must be 16, 32, 48 or 64, got {self.tile}")
-
-    @property
-    def slabs(self) -> int:
-        """Blocks that share a run of tokens."""
-        return self.width // self.channels
-
-    @property
-    def warps(self) -> int:
-        """A warpgroup for x0, and one for each 32 channels of x1 and v."""
-        return 4 * (1 + self.channels // 32)
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.warps
-
-    @property
-    def passes(self) -> int:
-        """Tokens of a tile that a thread helps to normalise; a warp has two at a time."""
-        return -(-self.tile // (2 * self.warps))
-
-    @property
-    def row_passes(self) -> int:
-        """Rows of in_proj that a thread helps to convert: 6 with 32 channels, 8 with 64."""
-        return 3 * self.channels // (2 * self.warps)
-
-    @property
-    def rows_at_once(self) -> int:
-        """Rows whose loads are in flight together."""
-        return self.row_passes if self.channels == 32 else self.row_passes // 2
-
-    @property
-    def buffers(self) -> int:
-        """Tiles in shared memory: two where the product leaves time to make the next tile beside it."""
-        return 2 if self.parts == 1 else 1
-
-    def compile(self, arch: str) -> Any:
-        from cute_kernels.hyena import project
-
-        return project.compile_project(self, arch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,21 +134,28 @@ class Finish(HyenaKernel):
 
 @dataclasses.dataclass(frozen=True)
 class Filter(HyenaKernel):
-    """The implicit filter k [D, L], in plain fp32: a block computes `tile` positions, and 1/split of the channels."""
+    """The implicit filter k [D, L], in plain fp32: a task is `tile` positions, and 1/split of the channels."""
 
     width: int
     emb_dim: int
     layout: str  # "reshape": k[d, t] = h.flat[d L + t]; "transpose": k[d, t] = h[t, d]
     bias: bool  # filter_bias is added to h
     stored_z: bool  # positions come from a tensor
-    tile: int = 32
+    tile: int = 16
     split: int = 1
 
+    PITCH: ClassVar[int] = 68  # floats of a row of 64 in shared memory: rows start in different banks
+
     def __post_init__(self) -> None:
-        if self.tile not in (16, 32, 64):
-            raise ValueError(f"tile must be 16, 32 or 64, got {self.tile}")
+        if self.tile not in (8, 16, 32):
+            raise ValueError(f"tile must be 8, 16 or 32, got {self.tile}")
         if self.width % (64 * self.split):
             raise ValueError(f"split must divide {self.width} into multiples of 64, got {self.split}")
+
+    @property
+    def shared_floats(self) -> int:
+        """Two weights of 64 rows, two layers of activations, and the positions."""
+        return 2 * (64 + self.tile) * self.PITCH + self.tile * self.emb_dim
 
     def compile(self, arch: str) -> Any:
         from cute_kernels.hyena import filter as filter_
@@ -271,3 +224,139 @@ def _rows(batch: int, blocks: int, threads: int, sm_count: int) -> int:
 
     groups = range(1, min(batch, 4 * slots // blocks + 1) + 1)
     return min((-(-batch // n) for n in groups), key=cost)
+
+
+@dataclasses.dataclass(frozen=True)
+class Project(HyenaKernel):
+    """The block's first launch: LayerNorm, in_proj, short convolution and gate; the filter; the weights' conversion.
+
+    A block has `channels` channels of each of x0, x1 and v, and a run of tiles of `tile` tokens. A warpgroup beside
+    these computes the filter, for `positions` positions and 1/filter_split of the channels at a time, and converts.
+    """
+
+    archs: ClassVar[tuple[str, ...]] = ("sm_90a",)
+
+    dtype: str
+    parts: int
+    width: int
+    inner: int
+    channels: int  # 32 or 64
+    tile: int  # a multiple of 16
+    emb_dim: int
+    layout: str
+    bias: bool
+    stored_z: bool
+    positions: int = 16
+    filter_split: int = 1
+    share: int = 1  # blocks, a cluster, that have the same tokens and divide LayerNorm among them
+
+    SIDE_THREADS: ClassVar[int] = 128
+
+    def __post_init__(self) -> None:
+        self.filter, self.weights  # noqa: B018  they check their fields
+        if self.channels not in (32, 64):
+            raise ValueError(f"channels must be 32 or 64, got {self.channels}")
+        if self.tile not in (16, 32, 48, 64):
+            raise ValueError(f"tile must be 16, 32, 48 or 64, got {self.tile}")
+        if self.share not in (1, 2, 4, 8) or self.slabs % self.share:
+            raise ValueError(f"share must be 1, 2, 4 or 8 and divide {self.slabs}, got {self.share}")
+
+    def division(self, batch: int, conv_length: int, sm_count: int) -> tuple[int, int]:
+        """Tiles of tokens of one block, and the least number of blocks: what the GPU can run at once.
+
+        Clusters don't span the GPU's processing clusters, which have 16 or a few more SMs.
+        """
+        blocks = sm_count if self.share == 1 else max(sm_count // 16 * 16, self.share)
+        tiles = batch * -(-conv_length // self.tile)
+        return -(-tiles // max(blocks // self.slabs, 1)), blocks
+
+    @classmethod
+    def for_shape(
+        cls,
+        precision: Precision,
+        width: int,
+        inner: int,
+        batch: int,
+        conv_length: int,
+        sm_count: int,
+        emb_dim: int,
+        layout: str,
+        bias: bool,
+        stored_z: bool,
+    ) -> Project:
+        """By times on an H200 at D = 256, blocks on their own: clusters (`share`) have not been timed yet."""
+        narrow = precision.parts == 2 or batch * conv_length * width <= 2048 * sm_count
+        channels, tile = (32, 32) if narrow else (64, 64)
+        # As many tasks as blocks that run at once, and no more: their length is what counts.
+        positions = next(p for p in (8, 16, 32) if conv_length <= p * sm_count or p == 32)
+        most = max(1, sm_count * positions // conv_length)
+        split = max(n for n in range(1, width // 64 + 1) if width // 64 % n == 0 and n <= most)
+        return cls(
+            *(precision.dtype, precision.parts, width, inner, channels, tile),
+            *(emb_dim, layout, bias, stored_z, positions, split),
+        )
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block."""
+        operands = 2 * self.parts * self.width * (3 * self.channels + self.buffers * (self.tile + 8))
+        return operands + 4 * self.filter.shared_floats + 24 * self.channels
+
+    @property
+    def fits(self) -> bool:
+        return self.shared_bytes <= 230_000
+
+    @property
+    def filter(self) -> Filter:
+        return Filter(
+            self.width, self.emb_dim, self.layout, self.bias, self.stored_z, self.positions, self.filter_split
+        )
+
+    @property
+    def weights(self) -> ConvertWeights:
+        return ConvertWeights(self.dtype, self.parts, self.width, self.inner)
+
+    @property
+    def slabs(self) -> int:
+        """Blocks that share a run of tokens."""
+        return self.width // self.channels
+
+    @property
+    def warps(self) -> int:
+        """A warpgroup for x0, and one for each 32 channels of x1 and v."""
+        return 4 * (1 + self.channels // 32)
+
+    @property
+    def threads(self) -> int:
+        """Without those beside them."""
+        return 32 * self.warps
+
+    @property
+    def units(self) -> int:
+        """Pairs of tokens of a tile that a block normalises; a warp takes one at a time."""
+        return self.tile // (2 * self.share)
+
+    @property
+    def passes(self) -> int:
+        """Of a block's warps over its pairs of tokens."""
+        return -(-self.units // self.warps)
+
+    @property
+    def row_passes(self) -> int:
+        """Rows of in_proj that a thread helps to convert: 6 with 32 channels, 8 with 64."""
+        return 3 * self.channels // (2 * self.warps)
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows whose loads are in flight together."""
+        return self.row_passes if self.channels == 32 else self.row_passes // 4
+
+    @property
+    def buffers(self) -> int:
+        """Tiles in shared memory: two where the product leaves time to make the next tile beside it."""
+        return 2 if self.parts == 1 else 1
+
+    def compile(self, arch: str) -> Any:
+        from cute_kernels.hyena import project
+
+        return project.compile_project(self, arch)

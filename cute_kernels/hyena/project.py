@@ -22,13 +22,16 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cute.runtime import make_fake_stream
 from cutlass.tensor_utils import LayoutEnum
 
+from cute_kernels.device import cluster
 from cute_kernels.hyena import numerics
 from cute_kernels.hyena.config import Project
-from cute_kernels.hyena.weights import compact, operand_type
+from cute_kernels.hyena.filter import FilterRole, filter_arguments
+from cute_kernels.hyena.weights import WeightsRole, compact, operand_type, weights_arguments
 from cute_kernels.runtime.kernel import compile_options
 
 F32, I32, I64 = cutlass.Float32, cutlass.Int32, cutlass.Int64
 K_TILE = 64  # one 128-byte swizzle row of 16-bit operands
+ROW_BYTES = 128
 HALO = 8  # columns for the two tokens before a tile: the last two of them
 LANES = 16  # threads that share a row of x or of in_proj
 TAPS = 3
@@ -38,6 +41,7 @@ BARRIER = 1
 class ProjectKernel:
     def __init__(self, config: Project):
         self.config = c = config
+        self.filter, self.weights = FilterRole(c.filter), WeightsRole(c.weights)
         self.dtype = operand_type(c.dtype)
         self.k_tiles = c.width // K_TILE
         self.rows = 3 * c.channels
@@ -63,10 +67,36 @@ class ProjectKernel:
         mTb: cute.Tensor,  # (3D,)
         mG: cute.Tensor,  # (B, D, Lp) fp32: v * x1, rows padded to Lp
         mX0: cute.Tensor,  # (B, D, Lp) fp32
+        mZ: cute.Tensor,  # as in FilterRole.work
+        mF1: cute.Tensor,
+        mFb1: cute.Tensor,
+        mFreq: cute.Tensor,
+        mF2: cute.Tensor,
+        mFb2: cute.Tensor,
+        mF3: cute.Tensor,
+        mFb3: cute.Tensor,
+        mFf: cute.Tensor,
+        mFbias: cute.Tensor,
+        mDeltas: cute.Tensor,
+        mK: cute.Tensor,
+        mWo: cute.Tensor,  # as in WeightsRole.work
+        mW1: cute.Tensor,
+        mW2: cute.Tensor,
+        mWoT: cute.Tensor,
+        mW1T: cute.Tensor,
+        mW2T: cute.Tensor,
+        mSo: cute.Tensor,
+        mS1: cute.Tensor,
+        mS2: cute.Tensor,
+        mNorm1: cute.Tensor,
         length: I32,  # L
         conv_length: I32,  # tokens of a row that are computed, at most L
         run: I32,  # tiles of one block
+        blocks: I32,  # at least so many
+        beside: I32,  # 1: with filter and weights; 0: these tensors hold them already
         eps: F32,
+        norm_len: I32,
+        shift: F32,
         stream: cuda.CUstream,
     ):
         c = self.config
@@ -76,8 +106,11 @@ class ProjectKernel:
 
         @cute.struct
         class Storage:
+            full: cute.struct.MemRange[cutlass.Int64, c.buffers]
+            empty: cute.struct.MemRange[cutlass.Int64, c.buffers]
             sScale: cute.struct.MemRange[F32, self.rows]
             sBias: cute.struct.MemRange[F32, self.rows]
+            sFilter: cute.struct.Align[cute.struct.MemRange[F32, c.filter.shared_floats], 16]
             sW: cute.struct.Align[cute.struct.MemRange[self.dtype, self.rows * c.width * c.parts], 1024]
             sX: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(x_layout)], 1024]
 
@@ -85,11 +118,15 @@ class ProjectKernel:
         tiles = mG.shape[0] * cute.ceil_div(conv_length, c.tile)
         self.kernel.set_name_prefix("hyena_project", remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
-            *(mX, mNw, mNb, mW, mB, mTaps, mTb, mG, mX0, length, conv_length, run, eps),
+            *(mX, mNw, mNb, mW, mB, mTaps, mTb, mG, mX0),
+            *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK),
+            *(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1),
+            *(length, conv_length, run, beside, eps, norm_len, shift),
             *(self.mma(), self.mma(), x_layout),
         ).launch(
-            grid=(cute.ceil_div(tiles, run) * c.slabs, 1, 1),
-            block=(c.threads, 1, 1),
+            grid=(cutlass.max(cute.ceil_div(tiles, run) * c.slabs, cute.round_up(blocks, c.share)), 1, 1),
+            block=(c.threads + c.SIDE_THREADS, 1, 1),
+            cluster=(c.share, 1, 1),
             stream=stream,
         )
 
@@ -105,29 +142,88 @@ class ProjectKernel:
         mTb: cute.Tensor,
         mG: cute.Tensor,
         mX0: cute.Tensor,
+        mZ: cute.Tensor,
+        mF1: cute.Tensor,
+        mFb1: cute.Tensor,
+        mFreq: cute.Tensor,
+        mF2: cute.Tensor,
+        mFb2: cute.Tensor,
+        mF3: cute.Tensor,
+        mFb3: cute.Tensor,
+        mFf: cute.Tensor,
+        mFbias: cute.Tensor,
+        mDeltas: cute.Tensor,
+        mK: cute.Tensor,
+        mWo: cute.Tensor,
+        mW1: cute.Tensor,
+        mW2: cute.Tensor,
+        mWoT: cute.Tensor,
+        mW1T: cute.Tensor,
+        mW2T: cute.Tensor,
+        mSo: cute.Tensor,
+        mS1: cute.Tensor,
+        mS2: cute.Tensor,
+        mNorm1: cute.Tensor,
         length: I32,
         conv_length: I32,
         run: I32,
+        beside: I32,
         eps: F32,
+        norm_len: I32,
+        shift: F32,
         mma_new: cute.TiledMma,
         mma_add: cute.TiledMma,
         x_layout: cute.ComposedLayout,
     ):
         cute.arch.griddepcontrol_launch_dependents()
+        c = self.config
         storage = memory.SmemAllocator().allocate(self.Storage)
         sX = storage.sX.get_tensor(x_layout.outer, swizzle=x_layout.inner)  # (tile + 8, 64, buffers * parts * K tiles)
         # One tile of 64 rows; others start at other rows of it.
         w_layout = cute.make_layout(
-            ((8, self.rows // 8), (K_TILE, 1), (1, self.k_tiles * self.config.parts)),
+            ((8, self.rows // 8), (K_TILE, 1), (1, self.k_tiles * c.parts)),
             stride=((K_TILE, 8 * K_TILE), (1, 0), (0, self.rows * K_TILE)),
         )
         sW = storage.sW.get_tensor(w_layout, swizzle=x_layout.inner)  # (rows, 64, parts * K tiles)
         sScale = storage.sScale.get_tensor(cute.make_layout(self.rows))
         sBias = storage.sBias.get_tensor(cute.make_layout(self.rows))
-        self.block(
-            *(mX, mNw, mNb, mW, mB, mTaps, mTb, mG, mX0, length, conv_length, run, eps, mma_new, mma_add),
-            *(sX, sW, sScale, sBias, cute.arch.block_idx()[0]),
-        )
+        full, empty = storage.full.data_ptr(), storage.empty.data_ptr()  # barriers of the buffers
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        block = cute.arch.block_idx()[0]
+        if cute.arch.thread_idx()[0] == 0:
+            for i in cutlass.range_constexpr(c.buffers):
+                cute.arch.mbarrier_init(full + i, c.units + 1)
+                cute.arch.mbarrier_init(empty + i, c.share * c.warps)
+            cute.arch.mbarrier_init_fence()
+        if cutlass.const_expr(c.share > 1):
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+        else:
+            cute.arch.sync_threads()
+        if warp < c.warps:
+            if block // c.slabs * run < mG.shape[0] * cute.ceil_div(conv_length, c.tile):
+                self.block(
+                    *(mX, mNw, mNb, mW, mB, mTaps, mTb, mG, mX0, length, conv_length, run, eps, mma_new, mma_add),
+                    *(sX, sW, sScale, sBias, full, empty, block, warp),
+                )
+        elif beside != 0:
+            blocks = cute.arch.grid_dim()[0]
+            tasks = self.filter.tasks(conv_length)
+            for task in cutlass.range(block, tasks, blocks, unroll=1):
+                self.filter.work(
+                    *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK),
+                    *(conv_length, norm_len, shift, storage.sFilter.data_ptr(), task),
+                    cute.arch.thread_idx()[0] % c.SIDE_THREADS,  # the threads before are a multiple of these
+                )
+            # The blocks without a filter's task convert, if they are many.
+            start = tasks if 2 * tasks < blocks else 0
+            warps = c.SIDE_THREADS // 32
+            if block >= start:
+                unit = (block - start) * warps + warp - c.warps
+                for i in cutlass.range(unit, self.weights.units, (blocks - start) * warps, unroll=1):
+                    self.weights.work(
+                        *(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1, i, cute.arch.lane_idx()),
+                    )
 
     @cute.jit
     def block(
@@ -151,36 +247,41 @@ class ProjectKernel:
         sW: cute.Tensor,
         sScale: cute.Tensor,
         sBias: cute.Tensor,
+        full: cute.Pointer,
+        empty: cute.Pointer,
         block: I32,
+        warp: I32,
     ):
         c = self.config
         tidx = cute.arch.thread_idx()[0]
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         lane = tidx % 32
         channel0 = block % c.slabs * c.channels
         per_row = cute.ceil_div(conv_length, c.tile)  # tiles
         first = block // c.slabs * run
         last = cutlass.min(first + run, mG.shape[0] * per_row)
 
-        # Loads of the first tile are on their way while the weights are converted.
+        # Loads of the first tile and of the two tokens before it are on their way while the weights are converted, if
+        # there are registers for both.
         x = cute.make_rmem_tensor((4, self.k_tiles, c.passes), F32)
-        halo = cute.make_rmem_tensor((4, self.k_tiles, 1), F32)
-        halo.fill(0.0)
+        first_x = cute.make_rmem_tensor((4, self.k_tiles, c.passes + 1), F32)
         b, t0 = first // per_row, first % per_row * c.tile
-        self.load_tile(x, mX, b, t0, length, conv_length, warp, lane)
-        if warp == 0 and t0 > 0:
-            self.load_row(halo[None, None, 0], mX, b.to(I64) * length + (t0 - 2 + lane // LANES), lane)
-
+        early = c.passes <= 2
+        if cutlass.const_expr(early):
+            self.load_first(first_x, mX, b, t0, length, conv_length, block, warp, lane)
         self.convert_weights(mW, mB, mNw, mNb, sW, sScale, sBias, channel0, warp, lane)
+        if cutlass.const_expr(not early):
+            self.load_first(first_x, mX, b, t0, length, conv_length, block, warp, lane)
 
+        self.normalise(first_x, eps)
+        self.store_tile(first_x, sX, full, 0, block, warp, lane)
         if warp == 0:
-            # Six empty columns, then the two tokens before the tile.
             for i in cutlass.range_constexpr(c.buffers):
                 self.clear_halo(sX, i, lane)
-            self.normalise(halo, eps)
-            self.store_row(halo[None, None, 0], sX, c.tile + HALO - 2 + lane // LANES, 0, lane)
-        self.normalise(x, eps)
-        self.store_tile(x, sX, None, 0, warp, lane)
+            self.store_row(first_x[None, None, c.passes], sX, c.tile + HALO - 2 + lane // LANES, 0, lane)
+            self.expect(full, lane)
+        next_b, next_t0 = self.after(b, t0, conv_length)
+        if first + 1 < last:
+            self.load_tile(x, mX, next_b, next_t0, length, conv_length, block, warp, lane)
 
         # This thread's two rows of the product: channels g and g + 8 of x0, or x1 and v of one channel.
         wg, thread = warp // 4, tidx % 128
@@ -199,6 +300,7 @@ class ProjectKernel:
             for i in cutlass.range_constexpr(TAPS):
                 taps[i, 0], taps[i, 1] = mTaps[d0, i], mTaps[d1, i]
             taps[TAPS, 0], taps[TAPS, 1] = mTb[d0], mTb[d1]
+        cute.arch.fence_proxy("async.shared", space="cta")
         self.sync()
         if active:
             for i in cutlass.range_constexpr(2):
@@ -214,26 +316,41 @@ class ProjectKernel:
         acc = cute.make_rmem_tensor(mma_new.partition_shape_C((64, self.columns)), F32)
         total = acc if cutlass.const_expr(c.parts == 1) else cute.make_rmem_tensor_like(acc)
 
+        old = cute.make_rmem_tensor((4, self.k_tiles * c.parts), self.dtype)
         for tile in cutlass.range(first, last, unroll=1):
-            cute.arch.fence_proxy("async.shared", space="cta")
-            if tile > first:
-                self.sync()
-            b, t0 = tile // per_row, tile % per_row * c.tile
-            buffer = (tile - first) % c.buffers
-            following = (tile + 1 - first) % c.buffers
-            if tile + 1 < last:
-                next_b, next_t0 = (tile + 1) // per_row, (tile + 1) % per_row * c.tile
-                self.load_tile(x, mX, next_b, next_t0, length, conv_length, warp, lane)
+            buffer, use = (tile - first) % c.buffers, (tile - first) // c.buffers
+            following, next_use = (tile + 1 - first) % c.buffers, (tile + 1 - first) // c.buffers
+            cute.arch.mbarrier_wait(full + buffer, use % 2)
             self.product((mma_new, mma_add), acc, total, fA, fB, buffer)
+            if warp == 0 and tile + 1 < last:
+                self.read_halo(old, sX, buffer, lane)
+            if cutlass.const_expr(c.buffers == 1):
+                self.release(empty + buffer, tile + c.buffers < last, lane)
+            far_b, far_t0 = self.after(next_b, next_t0, conv_length)
             if tile + 1 < last:
                 self.normalise(x, eps)
-                if cutlass.const_expr(c.buffers == 1):
-                    self.sync()  # every warpgroup's product is done
-                self.store_tile(x, sX, buffer, following, warp, lane)
-            if cutlass.const_expr(c.parts == 1):
+                if next_use > 0:
+                    cute.arch.mbarrier_wait(empty + following, (next_use - 1) % 2)
+                if warp == 0:
+                    self.write_halo(old, sX, following, lane)
+                    self.expect(full + following, lane)
+                self.store_tile(x, sX, full + following, following, block, warp, lane)
+                if tile + 2 < last:
+                    self.load_tile(x, mX, far_b, far_t0, length, conv_length, block, warp, lane)
+            if cutlass.const_expr(c.buffers == 2):
                 warpgroup.wait_group(0)
+                self.release(empty + buffer, tile + c.buffers < last, lane)
             if active:
                 self.finish(total, affine, taps, mG, mX0, wg, b, out0, t0, conv_length, lane)
+            b, t0, next_b, next_t0 = next_b, next_t0, far_b, far_t0
+
+    @cute.jit
+    def after(self, b: I32, t0: I32, conv_length: I32):
+        """The tile after one: batch row and first token."""
+        t0 += self.config.tile
+        if t0 >= conv_length:
+            b, t0 = b + 1, I32(0)
+        return b, t0
 
     @cute.jit
     def sync(self):
@@ -247,14 +364,34 @@ class ProjectKernel:
             cute.autovec_copy(g[(0, None), (row, LANES * i + lane % LANES)], x[None, i])
 
     @cute.jit
-    def load_tile(self, x, mX, b, t0, length, conv_length, warp, lane):
+    def column(self, i: cutlass.Constexpr, block, warp, lane):
+        """This thread's row of a tile's operand in pass i, a column of the product; the tile's width if it has none."""
+        c = self.config
+        unit = warp + c.warps * i
+        n = 2 * (block % c.share * c.units + unit) + lane // LANES
+        if unit >= c.units:
+            n = I32(c.tile)
+        return n
+
+    @cute.jit
+    def load_tile(self, x, mX, b, t0, length, conv_length, block, warp, lane):
         """The tokens of this thread in a tile, one in every pass; zeros beyond the end."""
         c = self.config
-        x.fill(0.0)
         for i in cutlass.range_constexpr(c.passes):
-            token = 2 * (warp + c.warps * i) + lane // LANES
-            if token < c.tile and t0 + token < conv_length:
-                self.load_row(x[None, None, i], mX, b.to(I64) * length + (t0 + token), lane)
+            x[None, None, i].fill(0.0)
+            n = self.column(i, block, warp, lane)
+            t = t0 + token_of(n)
+            if n < c.tile and t < conv_length:
+                self.load_row(x[None, None, i], mX, b.to(I64) * length + t, lane)
+
+    @cute.jit
+    def load_first(self, x, mX, b, t0, length, conv_length, block, warp, lane):
+        """A tile, and in another pass of the first warp the two tokens before it."""
+        c = self.config
+        self.load_tile(x, mX, b, t0, length, conv_length, block, warp, lane)
+        x[None, None, c.passes].fill(0.0)
+        if warp == 0 and t0 > 0:
+            self.load_row(x[None, None, c.passes], mX, b.to(I64) * length + (t0 - 2 + lane // LANES), lane)
 
     @cute.jit
     def normalise(self, x, eps):
@@ -271,7 +408,7 @@ class ProjectKernel:
             for j in cutlass.range_constexpr(cute.size(row)):
                 square += row[j] * row[j]
             variance = numerics.sum_over(square, LANES) * F32(1.0 / d)
-            row.store(row.load() * (F32(self.scale) / cute.math.sqrt(variance + eps)))
+            row.store(row.load() * (F32(self.scale) * numerics.inverse_root(variance + eps)))
 
     @cute.jit
     def store_row(self, x, sX, n, piece0, lane):
@@ -285,30 +422,70 @@ class ProjectKernel:
                 cute.autovec_copy((hi if cutlass.const_expr(part == 0) else lo)[None, i], target)
 
     @cute.jit
-    def store_tile(self, x, sX, buffer, following, warp, lane):
-        """Normalised tokens into the buffer `following`; the last two tokens of `buffer`, if any, become its halo."""
+    def store_tile(self, x, sX, full, buffer, block, warp, lane):
+        """Normalised tokens into a buffer, of every block that shares the work."""
         c = self.config
         pieces = c.parts * self.k_tiles
         for i in cutlass.range_constexpr(c.passes):
-            token = 2 * (warp + c.warps * i) + lane // LANES
-            if token < c.tile:
-                n = column_of(token)
-                if cutlass.const_expr(buffer is not None):
-                    self.move_halo(sX, token, n, buffer * pieces, following * pieces, lane)
-                self.store_row(x[None, None, i], sX, n, following * pieces, lane)
+            n = self.column(i, block, warp, lane)
+            if n < c.tile:
+                self.store_row(x[None, None, i], sX, n, buffer * pieces, lane)
+                cute.arch.fence_proxy("async.shared", space="cta")
+                cute.arch.sync_warp()
+                if cutlass.const_expr(c.share > 1):
+                    copies = (c.share - 1) * pieces
+                    for j in cutlass.range_constexpr(cute.ceil_div(copies, 32)):
+                        copy = lane + 32 * j
+                        if copy < copies:
+                            peer = (block + 1 + copy // pieces) % c.share
+                            row0 = (buffer * pieces + copy % pieces) * self.columns + n // 2 * 2
+                            source = sX.iterator + cute.assume(row0 * K_TILE, divby=2 * K_TILE)
+                            cluster.copy_to_peer(source, full, peer, 2 * ROW_BYTES)
+                if lane == 0:
+                    cute.arch.mbarrier_arrive(full)
 
     @cute.jit
-    def move_halo(self, sX, token, n, source, target, lane):
-        """Row n, if it is one of a tile's last two tokens, between pieces that start at `source` and at `target`."""
+    def expect(self, full, lane):
+        """What other blocks will send, and this warp's own rows of the halo."""
         c = self.config
-        if token >= c.tile - 2:
-            x = cute.make_rmem_tensor(4, self.dtype)
-            for j in cutlass.range_constexpr(c.parts * self.k_tiles):
-                cute.autovec_copy(piece_of(sX, n, source + j, lane), x)
-                cute.autovec_copy(x, piece_of(sX, c.tile + HALO - 2 + lane // LANES, target + j, lane))
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.sync_warp()
+        if lane == 0:
+            if cutlass.const_expr(c.share > 1):
+                rows = (c.tile - 2 * c.units) * c.parts * self.k_tiles
+                cute.arch.mbarrier_arrive_and_expect_tx(full, rows * ROW_BYTES)
+            else:
+                cute.arch.mbarrier_arrive(full)
+
+    @cute.jit
+    def release(self, empty, awaited, lane):
+        """Tells every block that fills this buffer that the warp is done with it, if it will be filled again."""
+        c = self.config
+        if awaited and lane == 0:
+            if cutlass.const_expr(c.share > 1):
+                for peer in cutlass.range_constexpr(c.share):
+                    cute.arch.mbarrier_arrive(empty, peer)
+            else:
+                cute.arch.mbarrier_arrive(empty)
+
+    @cute.jit
+    def read_halo(self, x, sX, buffer, lane):
+        """The last two tokens of a tile."""
+        c = self.config
+        pieces = c.parts * self.k_tiles
+        for j in cutlass.range_constexpr(pieces):
+            cute.autovec_copy(piece_of(sX, c.tile - 2 + lane // LANES, buffer * pieces + j, lane), x[None, j])
+
+    @cute.jit
+    def write_halo(self, x, sX, buffer, lane):
+        c = self.config
+        pieces = c.parts * self.k_tiles
+        for j in cutlass.range_constexpr(pieces):
+            cute.autovec_copy(x[None, j], piece_of(sX, c.tile + HALO - 2 + lane // LANES, buffer * pieces + j, lane))
 
     @cute.jit
     def clear_halo(self, sX, buffer, lane):
+        """The six columns before the two tokens."""
         zero = cute.make_rmem_tensor(4, self.dtype)
         zero.fill(0.0)
         pieces = self.config.parts * self.k_tiles
@@ -325,10 +502,13 @@ class ProjectKernel:
         for m, x in ((mNw, nw), (mNb, nb)):
             self.load_row(x, cute.make_tensor(m.iterator, cute.prepend(m.layout, cute.make_layout(1))), 0, lane)
         w = cute.make_rmem_tensor((4, self.k_tiles, c.rows_at_once), F32)
+        biases = cute.make_rmem_tensor(c.rows_at_once, F32)
         for start in cutlass.range(c.row_passes // c.rows_at_once, unroll=1):
             for i in cutlass.range_constexpr(c.rows_at_once):
                 row = 2 * (warp + c.warps * (start * c.rows_at_once + i)) + lane // LANES
-                self.load_row(w[None, None, i], mW, self.source_row(row, channel0), lane)
+                source = self.source_row(row, channel0)
+                self.load_row(w[None, None, i], mW, source, lane)
+                biases[i] = mB[source]
             for i in cutlass.range_constexpr(c.rows_at_once):
                 row = 2 * (warp + c.warps * (start * c.rows_at_once + i)) + lane // LANES
                 x = w[None, None, i]
@@ -343,7 +523,7 @@ class ProjectKernel:
                 bias = numerics.sum_over(bias, LANES)
                 if lane % LANES == 0:
                     sScale[row] = inverse * F32(1.0 / self.scale)
-                    sBias[row] = mB[self.source_row(row, channel0)] + bias
+                    sBias[row] = biases[i] + bias
 
     @cute.jit
     def source_row(self, row: I32, channel0: I32):
@@ -434,9 +614,9 @@ def tree_sum(x):
     return y[0]
 
 
-def column_of(token):
-    """The product's column of a token in its tile: neighbouring columns of a thread are neighbouring tokens."""
-    return token // 16 * 16 + token % 4 // 2 * 8 + token % 16 // 4 * 2 + token % 2
+def token_of(n):
+    """The token of a tile in a column of the product: a thread's neighbouring columns are neighbouring tokens."""
+    return n // 16 * 16 + n % 8 // 2 * 4 + n % 16 // 8 * 2 + n % 2
 
 
 def piece_of(s: cute.Tensor, row, piece, lane):
@@ -457,6 +637,7 @@ def compile_project(config: Project, arch: str):
     tensors = [compact(F32, tokens, d), compact(F32, d), compact(F32, d), compact(F32, 3 * d, d), compact(F32, 3 * d)]
     tensors += [compact(F32, 3 * d, TAPS), compact(F32, 3 * d)]
     tensors += [compact(F32, batch, d, pitch), compact(F32, batch, d, pitch)]
-    scalars = [I32(1), I32(1), I32(1), F32(1e-5)]
+    tensors += filter_arguments(config.filter) + weights_arguments(config.weights)
+    scalars = [I32(1), I32(1), I32(1), I32(1), I32(1), F32(1e-5), I32(1), F32(0.05)]
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     return cute.compile(ProjectKernel(config), *tensors, *scalars, stream, options=compile_options(arch))

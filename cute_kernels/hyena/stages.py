@@ -49,25 +49,66 @@ def convert_weights(w: Mapping[str, Tensor], precision: Precision) -> Operands:
     return out
 
 
+@dataclasses.dataclass(frozen=True)
+class Projected:
+    """What the first launch makes: everything that the other two need beside the block's own inputs."""
+
+    g: Tensor  # [B, D, Lp] fp32, v * x1; Lp = pitch(conv_length), what lies beyond conv_length is never read
+    x0: Tensor  # [B, D, Lp] fp32
+    k: Tensor  # [D, Lp] fp32, the filter
+    operands: Operands
+
+
 def project(
     x: Tensor,  # [B, L, D] fp32
     w: Mapping[str, Tensor],
     kernel: Project,
     conv_length: int,
     eps: float,
-    run: int,
-    out: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """g = v * x1 and x0, both [B, D, Lp] fp32, Lp = pitch(conv_length); a block computes `run` tiles of tokens."""
+    norm_len: int,
+    exp_mod_shift: float,
+    z: Tensor | None = None,
+    prepared: tuple[Tensor, Operands] | None = None,
+) -> Projected:
+    """The first launch, which makes the filter and the operands too, unless `prepared` has them.
+
+    What it writes lies in two allocations.
+    """
     batch, length, width = x.shape
-    if out is None:
-        both = torch.empty(2, batch, width, pitch(conv_length), dtype=torch.float32, device=x.device)
-        out = both[0], both[1]
-    backend.current().function(kernel, x.device)(
+    inner, row = kernel.inner, pitch(conv_length)
+    sizes = (batch * width * row, batch * width * row)
+    if prepared is None:
+        sizes += (width * row, width, inner, width, inner)
+    floats = torch.empty(sum(sizes), dtype=torch.float32, device=x.device)
+    g, x0, *rest = floats.split(sizes)
+    g, x0 = g.view(batch, width, row), x0.view(batch, width, row)
+    if prepared is None:
+        k, scales = rest[0].view(width, row), rest[1:]
+        p, dtype = kernel.parts, getattr(torch, kernel.dtype)
+        sizes = (p * width * width, p * inner * width, p * width * inner)
+        wo, w1, w2 = torch.empty(sum(sizes), dtype=dtype, device=x.device).split(sizes)
+        operands = Operands(wo.view(p, width, width), w1.view(p, inner, width), w2.view(p, width, inner), *scales)
+    else:
+        k, operands = prepared
+    b = backend.current()
+    run, blocks = kernel.division(batch, conv_length, b.sm_count(x.device))
+    b.function(kernel, x.device)(
         *(x.view(-1, width), w["norm1_weight"], w["norm1_bias"], w["in_proj_weight"], w["in_proj_bias"]),
-        *(w["short_conv_weight"].view(-1, 3), w["short_conv_bias"], *out, length, conv_length, run, eps),
+        *(w["short_conv_weight"].view(-1, 3), w["short_conv_bias"], g, x0),
+        *_filter_tensors(w, z),
+        *(k, w["out_proj_weight"], w["mlp_fc1_weight"], w["mlp_fc2_weight"], *vars(operands).values()),
+        *(length, conv_length, run, blocks, int(prepared is None), eps, norm_len, exp_mod_shift),
     )
-    return out
+    return Projected(g, x0, k, operands)
+
+
+def _filter_tensors(w: Mapping[str, Tensor], z: Tensor | None) -> tuple[Tensor, ...]:
+    first = w["filter_linear1_weight"]
+    return (
+        *(first if z is None else z, first, w["filter_linear1_bias"], w["sin_freq"].view(-1)),
+        *(w[f"filter_linear{i}_{part}"] for i in (2, 3) for part in ("weight", "bias")),
+        *(w["filter_linear_final_weight"], w["filter_bias"], w["exp_mod_deltas"].view(-1)),
+    )
 
 
 def finish(
@@ -104,12 +145,7 @@ def hyena_filter(
     first = w["filter_linear1_weight"]
     if out is None:
         out = torch.empty(kernel.width, pitch(length), dtype=torch.float32, device=first.device)
-    layers = (w[f"filter_linear{i}_{part}"] for i in (2, 3) for part in ("weight", "bias"))
-    backend.current().function(kernel, first.device)(
-        *(first if z is None else z, first, w["filter_linear1_bias"], w["sin_freq"].view(-1), *layers),
-        *(w["filter_linear_final_weight"], w["filter_bias"], w["exp_mod_deltas"].view(-1)),
-        *(out, length, norm_len, exp_mod_shift),
-    )
+    backend.current().function(kernel, first.device)(*_filter_tensors(w, z), out, length, norm_len, exp_mod_shift)
     return out
 
 

@@ -11,8 +11,9 @@ from cute_kernels.hyena import numerics
 from cute_kernels.hyena.config import ConvertWeights
 from cute_kernels.runtime.kernel import compile_options
 
-F32 = cutlass.Float32
-WARPS = 4  # rows of one block
+F32, I32 = cutlass.Float32, cutlass.Int32
+WARPS = 4  # warps of a block
+LANES = 8  # threads of a row of D elements: a warp has four such rows at a time, or one of d_inner
 
 
 @cute.jit
@@ -20,22 +21,23 @@ def convert_row(
     mW: cute.Tensor,  # (N, K) fp32
     mOut: cute.Tensor,  # (parts, N, K)
     mScale: cute.Tensor,  # (N,) fp32: multiply a product with the converted row by this
-    row: cutlass.Int32,
-    lane: cutlass.Int32,
+    row: I32,
+    lane: I32,
+    lanes: cutlass.Constexpr,
 ):
-    """One warp converts one row. Returns the row's L2 norm."""
+    """`lanes` neighbouring threads convert one row. Returns the row's L2 norm."""
     k = mW.shape[1]
-    vec = 4 if cutlass.const_expr(k % 128 == 0) else 2
-    steps = k // (32 * vec)
+    vec = 4 if cutlass.const_expr(k % (4 * lanes) == 0) else 2
+    steps = k // (lanes * vec)
     gW = cute.zipped_divide(mW, (1, vec))  # ((1, vec), (N, K / vec))
     x = cute.make_rmem_tensor((vec, steps), F32)
     for i in cutlass.range_constexpr(steps):
-        cute.autovec_copy(gW[(0, None), (row, lane + 32 * i)], x[None, i])
+        cute.autovec_copy(gW[(0, None), (row, lane % lanes + lanes * i)], x[None, i])
     amax, square = F32(0.0), F32(0.0)
     for i in cutlass.range_constexpr(vec * steps):
         amax = cute.arch.fmax(amax, cute.arch.fmax(x[i], -x[i]))
         square += x[i] * x[i]
-    scale, inverse = numerics.scale_of(numerics.max_over(amax, 32))
+    scale, inverse = numerics.scale_of(numerics.max_over(amax, lanes))
     x.store(x.load() * scale)
     hi, lo = cute.make_rmem_tensor_like(x, mOut.element_type), cute.make_rmem_tensor_like(x, mOut.element_type)
     numerics.split(x, hi, lo)
@@ -43,18 +45,22 @@ def convert_row(
         gOut = cute.zipped_divide(mOut[part, None, None], (1, vec))
         out = hi if cutlass.const_expr(part == 0) else lo
         for i in cutlass.range_constexpr(steps):
-            cute.autovec_copy(out[None, i], gOut[(0, None), (row, lane + 32 * i)])
-    if lane == 0:
+            cute.autovec_copy(out[None, i], gOut[(0, None), (row, lane % lanes + lanes * i)])
+    if lane % lanes == 0:
         mScale[row] = inverse
-    return cute.math.sqrt(numerics.sum_over(square, 32))
+    return cute.math.sqrt(numerics.sum_over(square, lanes))
 
 
-class ConvertWeightsKernel:
+class WeightsRole:
+    """The work of one warp, in a kernel of its own or beside another role of one."""
+
     def __init__(self, config: ConvertWeights):
-        self.config = config
+        self.config = c = config
+        self.rows = 32 // LANES  # of D elements, at a time
+        self.units = c.width + (c.width + c.inner) // self.rows
 
     @cute.jit
-    def __call__(
+    def work(
         self,
         mWo: cute.Tensor,  # (D, D) fp32
         mW1: cute.Tensor,  # (M, D) fp32
@@ -66,11 +72,46 @@ class ConvertWeightsKernel:
         mS1: cute.Tensor,  # (M,)
         mS2: cute.Tensor,  # (D,)
         mNorm1: cute.Tensor,  # (M,) fp32: L2 norms of the rows of fc1
+        unit: I32,
+        lane: I32,
+    ):
+        d = self.config.width
+        if unit < d:
+            convert_row(mW2, mW2T, mS2, unit, lane, 32)
+        else:
+            row = (unit - d) * self.rows + lane // LANES
+            if row < d:
+                convert_row(mWo, mWoT, mSo, row, lane, LANES)
+            else:
+                norm = convert_row(mW1, mW1T, mS1, row - d, lane, LANES)
+                if lane % LANES == 0:
+                    mNorm1[row - d] = norm
+
+
+class ConvertWeightsKernel:
+    """The conversion alone."""
+
+    def __init__(self, config: ConvertWeights):
+        self.role = WeightsRole(config)
+
+    @cute.jit
+    def __call__(
+        self,
+        mWo: cute.Tensor,  # as in WeightsRole.work
+        mW1: cute.Tensor,
+        mW2: cute.Tensor,
+        mWoT: cute.Tensor,
+        mW1T: cute.Tensor,
+        mW2T: cute.Tensor,
+        mSo: cute.Tensor,
+        mS1: cute.Tensor,
+        mS2: cute.Tensor,
+        mNorm1: cute.Tensor,
         stream: cuda.CUstream,
     ):
-        d, m = self.config.width, self.config.inner
+        self.kernel.set_name_prefix("hyena_weights", remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1).launch(
-            grid=((2 * d + m) // WARPS, 1, 1), block=(32 * WARPS, 1, 1), stream=stream
+            grid=(self.role.units // WARPS, 1, 1), block=(32 * WARPS, 1, 1), stream=stream
         )
 
     @cute.kernel
@@ -87,17 +128,8 @@ class ConvertWeightsKernel:
         mS2: cute.Tensor,
         mNorm1: cute.Tensor,
     ):
-        d = self.config.width
-        lane = cute.arch.lane_idx()
-        row = cute.arch.block_idx()[0] * WARPS + cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        if row < d:
-            convert_row(mWo, mWoT, mSo, row, lane)
-        elif row < 2 * d:
-            convert_row(mW2, mW2T, mS2, row - d, lane)
-        else:
-            norm = convert_row(mW1, mW1T, mS1, row - 2 * d, lane)
-            if lane == 0:
-                mNorm1[row - 2 * d] = norm
+        unit = cute.arch.block_idx()[0] * WARPS + cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        self.role.work(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1, unit, cute.arch.lane_idx())
 
 
 def operand_type(name: str) -> type[cutlass.Numeric]:
@@ -109,10 +141,14 @@ def compact(dtype, *shape):
     return make_fake_compact_tensor(dtype, shape, stride_order=tuple(reversed(range(len(shape)))), assumed_align=16)
 
 
-def compile_convert(config: ConvertWeights, arch: str):
+def weights_arguments(config: ConvertWeights):
+    """The tensors of WeightsRole.work, as compile time sees them."""
     d, m, p, operand = config.width, config.inner, config.parts, operand_type(config.dtype)
     tensors = [compact(F32, d, d), compact(F32, m, d), compact(F32, d, m)]
     tensors += [compact(operand, p, d, d), compact(operand, p, m, d), compact(operand, p, d, m)]
-    tensors += [compact(F32, d), compact(F32, m), compact(F32, d), compact(F32, m)]
+    return [*tensors, compact(F32, d), compact(F32, m), compact(F32, d), compact(F32, m)]
+
+
+def compile_convert(config: ConvertWeights, arch: str):
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    return cute.compile(ConvertWeightsKernel(config), *tensors, stream, options=compile_options(arch))
+    return cute.compile(ConvertWeightsKernel(config), *weights_arguments(config), stream, options=compile_options(arch))

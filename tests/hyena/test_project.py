@@ -1,71 +1,88 @@
-"""LayerNorm, in_proj, short convolution and gate on the PTX machine, against the oracle's g and x0."""
+"""The first launch on the PTX machine: g and x0 against the oracle's, the filter and the operands beside them."""
 
 import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
 from cute_kernels.hyena import stages
 from cute_kernels.hyena.config import Precision, Project
+from cute_kernels.runtime import cache
+from cute_kernels.runtime.inspect import machine_code
 from reference import hyena, hyena_inputs
-from tests.hyena.cases import poisoned, rel_l2, tensors
+from tests.hyena.cases import rel_l2, tensors
 
 # Relative L2 on stress inputs: several times what is seen, and far below what a wrong kernel gives.
 LIMITS = {"highest": 5e-7, "high": 6e-4, "medium": 5e-3}
-EPS = 1e-5
+EPS, SHIFT = 1e-5, 0.05
 
 
-def kernel_for(precision, width=128, channels=32, tile=16):
+def kernel_for(precision, width=128, channels=32, tile=16, share=1, layout="reshape"):
     chosen = Precision.named(precision)
-    return Project(chosen.dtype, chosen.parts, width, channels, tile)
+    return Project(
+        *(chosen.dtype, chosen.parts, width, 128, channels, tile),
+        *(5, layout, True, False),
+        share=share,
+    )
 
 
-def project(inputs, kernel, run=1, conv_length=None):
+def project(inputs, kernel, groups=2, conv_length=None, prepared=None):
+    """The stage on a machine whose SMs hold so many runs of tiles."""
     pytest.importorskip("cutlass")
     machine = pytest.importorskip("reference.ptx.machine")
     w = tensors(inputs)
-    batch, length, width = w["hidden_states"].shape
+    length = w["hidden_states"].shape[1]
     conv_length = conv_length or length
-    out = tuple(poisoned(batch, width, stages.pitch(conv_length)) for _ in range(2))
-    with machine.ptx_machine("sm_90a"):
-        stages.project(w["hidden_states"], w, kernel, conv_length, EPS, run, out)
-    return tuple(o[..., :conv_length] for o in out)
+    sm_count = groups * kernel.slabs if kernel.share == 1 else 16 * groups
+    with machine.ptx_machine("sm_90a", sm_count=sm_count):
+        return stages.project(
+            w["hidden_states"], w, kernel, conv_length, EPS, conv_length, SHIFT, prepared=prepared
+        ), conv_length
 
 
-def check(inputs, kernel, limit, run=1, conv_length=None):
-    want = hyena.block(inputs, EPS, l_max=conv_length or 32768)
-    for got, name in zip(project(inputs, kernel, run, conv_length), ("g", "x0"), strict=True):
-        assert rel_l2(got, want[name]) < limit, name
+def check(inputs, kernel, limit, groups=2, conv_length=None):
+    made, conv_length = project(inputs, kernel, groups, conv_length)
+    want = hyena.block(inputs, EPS, l_max=conv_length, filter_layout=kernel.layout)
+    for name in ("g", "x0"):
+        assert rel_l2(getattr(made, name)[..., :conv_length], want[name]) < limit, name
+    assert rel_l2(made.k[..., :conv_length], want["k"]) < 3e-6
+    for name, weight in (("out_proj", "out_proj_weight"), ("fc1", "mlp_fc1_weight"), ("fc2", "mlp_fc2_weight")):
+        scale = getattr(made.operands, f"{name}_scale")[:, None]
+        assert rel_l2(getattr(made.operands, name).double().sum(0) * scale, inputs[weight]) < limit, name
+    norms = np.linalg.norm(inputs["mlp_fc1_weight"].astype(np.float64), axis=1)
+    assert rel_l2(made.operands.fc1_norm, norms) < 1e-6
 
 
 @pytest.mark.parametrize("kind", hyena_inputs.SETS)
 @pytest.mark.parametrize("precision", Precision.NAMES)
-@pytest.mark.parametrize("batch, length, run", [(1, 70, 1), (3, 131, 4)])
-def test_precisions(kind, precision, batch, length, run):
+@pytest.mark.parametrize("batch, length, groups", [(1, 70, 4), (3, 131, 4)])
+def test_precisions(kind, precision, batch, length, groups):
     inputs = hyena_inputs.SETS[kind](batch, length, width=128, inner=128)
-    check(inputs, kernel_for(precision, tile=32), LIMITS[precision], run)
+    check(inputs, kernel_for(precision, tile=32), LIMITS[precision], groups)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 63, 64, 65])
 @pytest.mark.parametrize("tile", [16, 64])
 def test_lengths(length, tile):
-    check(
-        hyena_inputs.stress(2, length, width=64, inner=128), kernel_for("highest", 64, tile=tile), LIMITS["highest"], 2
-    )
+    check(hyena_inputs.stress(2, length, width=64, inner=128), kernel_for("highest", 64, tile=tile), LIMITS["highest"])
 
 
 @pytest.mark.parametrize("precision", ["high", "highest"])
-@pytest.mark.parametrize("width, channels, tile", [(64, 64, 48), (192, 32, 16), (256, 64, 64), (256, 32, 64)])
-def test_widths(precision, width, channels, tile):
-    if precision == "highest" and channels == 64 and width == 256:
+@pytest.mark.parametrize(
+    "width, channels, tile, share",
+    [(64, 64, 48, 1), (192, 32, 16, 2), (128, 32, 32, 4), (256, 64, 64, 4), (256, 32, 64, 8)],
+)
+def test_widths(precision, width, channels, tile, share):
+    kernel = kernel_for(precision, width, channels, tile, share, "transpose")
+    if not kernel.fits:
         pytest.skip("its operands don't fit in shared memory")
-    inputs = hyena_inputs.stress(1, 131, width=width, inner=128)
-    check(inputs, kernel_for(precision, width, channels, tile), LIMITS[precision], 2)
+    check(hyena_inputs.stress(1, 197, width=width, inner=128), kernel, LIMITS[precision], 1)
 
 
 def test_only_the_first_tokens():
     """L > l_max: the operator sees the first l_max tokens of every batch row."""
-    check(hyena_inputs.stress(2, 50, width=64, inner=128), kernel_for("highest", 64), LIMITS["highest"], 3, 30)
+    check(hyena_inputs.stress(2, 50, width=64, inner=128), kernel_for("highest", 64), LIMITS["highest"], 1, 30)
 
 
 @pytest.mark.parametrize("precision", ["high", "highest"])
@@ -89,25 +106,80 @@ def test_weights_of_any_magnitude():
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
 def test_bad_tokens_stay_where_they_are(bad):
     """A token that is not finite, or is huge, reaches the two tokens after it and nothing else."""
-    inputs = hyena_inputs.stress(2, 40, width=64, inner=128)
+    inputs = hyena_inputs.stress(2, 40, width=128, inner=128)
     want = hyena.block(inputs, EPS)
     inputs["hidden_states"][0, 18] = bad
     rest = [t for t in range(40) if t not in (18, 19, 20)]
-    for got, name in zip(project(inputs, kernel_for("highest", 64), run=6), ("g", "x0"), strict=True):
+    made, _ = project(inputs, kernel_for("highest", share=4), 1)
+    for name in ("g", "x0"):
+        got = getattr(made, name)[..., :40]
         assert rel_l2(got[1], want[name][1]) < LIMITS["highest"]
         assert rel_l2(got[0][:, rest], want[name][0][:, rest]) < LIMITS["highest"]
 
 
-def test_same_bits_for_any_run():
-    inputs = hyena_inputs.stress(2, 70, width=64, inner=128)
-    first, second = (project(inputs, kernel_for("high", 64), run) for run in (1, 7))
-    assert all(bool((a == b).all()) for a, b in zip(first, second, strict=True))
+def test_same_bits_for_any_division():
+    inputs = hyena_inputs.stress(2, 70, width=128, inner=128)
+    results = [
+        project(inputs, kernel_for("high", share=share), groups)[0] for share, groups in ((1, 9), (1, 1), (4, 1))
+    ]
+    for made in results[1:]:
+        assert torch.equal(made.g[..., :70], results[0].g[..., :70])
+        assert torch.equal(made.x0[..., :70], results[0].x0[..., :70])
+        assert torch.equal(made.k[..., :70], results[0].k[..., :70])
+
+
+def test_prepared():
+    """With the filter and the operands at hand nothing else is computed again."""
+    inputs = hyena_inputs.stress(1, 20, width=64, inner=128)
+    made, _ = project(inputs, kernel_for("high", 64))
+    before = made.k.clone()
+    again, _ = project(
+        {**inputs, "filter_bias": inputs["filter_bias"] + 1}, kernel_for("high", 64), prepared=(made.k, made.operands)
+    )
+    assert again.k is made.k and torch.equal(made.k[:, :20], before[:, :20])
+    assert torch.equal(again.g[..., :20], made.g[..., :20])
 
 
 @pytest.mark.parametrize(
     "field, value, error",
-    [("width", 96, NotImplementedError), ("width", 512, NotImplementedError), ("channels", 48, ValueError)],
+    [
+        ("width", 96, NotImplementedError),
+        ("width", 512, NotImplementedError),
+        ("inner", 4096, NotImplementedError),
+        ("channels", 48, ValueError),
+        ("tile", 20, ValueError),
+        ("share", 3, ValueError),
+    ],
 )
 def test_what_is_not_supported(field, value, error):
     with pytest.raises(error, match=str(value)):
         dataclasses.replace(kernel_for("high"), **{field: value})
+
+
+SHAPES = [(1, 1), (1, 131), (1, 256), (2, 512), (1, 1024), (1, 2048), (4, 541), (1, 4096), (8, 997), (32, 256)]
+
+
+@pytest.mark.parametrize("precision", Precision.NAMES)
+@pytest.mark.parametrize("batch, length", SHAPES)
+def test_choice(precision, batch, length):
+    """The kernel of every shape fits and divides the tokens among all blocks that run at once."""
+    kernel = Project.for_shape(Precision.named(precision), 256, 1024, batch, length, 132, 5, "reshape", True, False)
+    assert kernel.fits
+    run, blocks = kernel.division(batch, length, 132)
+    assert run * (blocks // kernel.slabs) * kernel.tile >= batch * length
+
+
+def chosen_kernels():
+    return {
+        Project.for_shape(Precision.named(name), 256, 1024, batch, length, 132, 5, "reshape", True, False)
+        for name in ("high", "highest")
+        for batch, length in ((1, 131), (1, 2048), (2, 4096))
+    }
+
+
+@pytest.mark.parametrize("kernel", sorted(chosen_kernels(), key=repr), ids=str)
+def test_machine_code(kernel):
+    pytest.importorskip("cutlass")
+    (code,) = machine_code(cache.get(kernel, "sm_90a").cubin)
+    assert (code.stack, code.local, code.local_memory) == (0, 0, 0)
+    assert code.opcodes["HGMMA"] >= 12
