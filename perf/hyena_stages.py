@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 
 import numpy as np
@@ -14,13 +15,13 @@ import torch.nn.functional as F
 import typer
 
 from cute_kernels.hyena import stages, torch_path
-from cute_kernels.hyena.config import Filter, Finish, Precision
+from cute_kernels.hyena.config import Filter, Finish, Precision, Project
 from perf.timing import cold_time, cold_times
 from reference import hyena, hyena_inputs
 
 D, D_INNER, EPS, SHIFT = 256, 1024, 1e-5, 0.05
 SPLITS = ((1, 1), (1, 2), (2, 1), (4, 1), (8, 1))  # split and multicast
-FILTERS = [Filter(D, 5, "reshape", True, False, tile, split) for tile in (16, 32, 64) for split in (1, 2, 4)]
+FILTERS = [Filter(D, 5, "reshape", True, False, tile, split) for tile in (8, 16, 32) for split in (1, 2, 4)]
 
 app = typer.Typer()
 
@@ -220,6 +221,79 @@ def mix() -> None:
         torch.cuda.synchronize()
         in_a_row = 1000 * events[0].elapsed_time(events[1]) / 20
         print(f"mix {batch}x{length}: {us['ours']:.1f} us, in a row {in_a_row:.1f}, cuFFT {us['fft']:.1f}", flush=True)
+
+
+# channels of a block, tokens of a tile, blocks that share LayerNorm
+PROJECT = [(32, 16, 1), (32, 32, 1), (32, 64, 8), (64, 48, 1), (64, 64, 1), (64, 64, 4)]
+PROJECT_SHAPES = (
+    (1, 131),
+    (1, 256),
+    (1, 512),
+    (1, 1024),
+    (1, 2048),
+    (4, 541),
+    (1, 4096),
+    (2, 4096),
+    (8, 997),
+    (32, 256),
+)
+
+
+def project_kernels(precision: str, batch: int, length: int) -> dict[str, Project]:
+    chosen = Precision.named(precision)
+    device = torch.device("cuda")
+    sm_count = torch.cuda.get_device_properties(device).multi_processor_count
+    default = Project.for_shape(chosen, D, D_INNER, batch, length, sm_count, 5, "reshape", True, False)
+    kernels = {"default": default}
+    for channels, tile, share in PROJECT:
+        kernel = dataclasses.replace(default, channels=channels, tile=tile, share=share)
+        if kernel.fits and kernel.division(batch, length, sm_count)[0] <= 16:
+            kernels[f"{channels} channels, tile {tile}, share {share}"] = kernel
+    return kernels
+
+
+def torch_project(w: dict[str, torch.Tensor], precision: str) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.backends.cuda.matmul.allow_tf32 = precision == "high"
+    n1 = F.layer_norm(w["hidden_states"], (D,), w["norm1_weight"], w["norm1_bias"], EPS)
+    weight = w["in_proj_weight"]
+    if precision == "medium":
+        n1, weight = n1.bfloat16().float(), weight.bfloat16().float()
+    u = F.linear(n1, weight, w["in_proj_bias"])
+    x0, x1, v = torch_path.short_conv(u, w["short_conv_weight"], w["short_conv_bias"]).transpose(1, 2).chunk(3, dim=1)
+    return v * x1, x0
+
+
+@app.command()
+def project(times: bool = True) -> None:
+    """The first launch, with the filter and the weights and without: errors beside PyTorch's, microseconds."""
+    device = torch.device("cuda")
+    for kind in ("official", "stress"):
+        for batch, length in ((1, 131), (4, 541), (2, 1024)):
+            inputs = hyena_inputs.SETS[kind](batch, length)
+            want, w = hyena.block(inputs, EPS), on_gpu(inputs)
+            for precision in Precision.NAMES:
+                base = torch_project(w, precision)
+                for name, kernel in project_kernels(precision, batch, length).items():
+                    made = stages.project(w["hidden_states"], w, kernel, length, EPS, length, SHIFT)
+                    texts = []
+                    for part, reference in zip(("g", "x0"), base, strict=True):
+                        ours = errors(getattr(made, part)[..., :length], want[part])
+                        theirs = errors(reference, want[part])
+                        texts.append(f"{part} {ours[0]:.1e} x{ours[0] / theirs[0]:.2f} max x{ours[1] / theirs[1]:.2f}")
+                    texts.append(f"k {errors(made.k[:, :length], want['k'])[0]:.1e}")
+                    print(f"project {kind} {batch}x{length} {precision} {name}: {', '.join(texts)}", flush=True)
+    for batch, length in PROJECT_SHAPES if times else ():
+        w = on_gpu(hyena_inputs.official(batch, length))
+        for precision in ("high", "highest"):
+            calls = {}
+            for name, kernel in project_kernels(precision, batch, length).items():
+                rest = (w["hidden_states"], w, kernel, length, EPS, length, SHIFT, None)
+                made = stages.project(*rest)
+                ready = (made.k, made.operands)
+                calls[name] = lambda rest=rest: stages.project(*rest)
+                calls[f"{name}, prepared"] = lambda rest=rest, ready=ready: stages.project(*rest, ready)
+            for name, us in cold_times(calls, device, 11).items():
+                print(f"project {batch}x{length} {precision} {name}: {statistics.median(us):.1f} us", flush=True)
 
 
 if __name__ == "__main__":

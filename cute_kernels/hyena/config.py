@@ -42,12 +42,6 @@ class ConvertWeights(HyenaKernel):
     width: int
     inner: int
 
-    def __post_init__(self) -> None:
-        if self.width % 64 or not 64 <= self.width <= 256:
-            raise NotImplementedError(f"d_model must be 64, 128, 192 or 256, got {self.width}")
-        if self.inner % 64 or not 64 <= self.inner <= 2048:
-            raise NotImplementedError(f"d_inner must be a multiple of 64 up to 2048, got {self.inner}")
-
     def compile(self, arch: str) -> Any:
         from cute_kernels.hyena import weights
 
@@ -253,7 +247,11 @@ class Project(HyenaKernel):
     SIDE_THREADS: ClassVar[int] = 128
 
     def __post_init__(self) -> None:
-        self.filter, self.weights  # noqa: B018  they check their fields
+        if self.width % 64 or not 64 <= self.width <= 256:
+            raise NotImplementedError(f"d_model must be 64, 128, 192 or 256, got {self.width}")
+        if self.inner % 64 or not 64 <= self.inner <= 2048:
+            raise NotImplementedError(f"d_inner must be a multiple of 64 up to 2048, got {self.inner}")
+        self.filter  # noqa: B018  it checks its fields
         if self.channels not in (32, 64):
             raise ValueError(f"channels must be 32 or 64, got {self.channels}")
         if self.tile not in (16, 32, 48, 64):

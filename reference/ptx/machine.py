@@ -54,7 +54,8 @@ class PtxMachine(backend.Backend):
         object_path, symbol, ptx = _built(kernel, self._arch)
         memory = GlobalMemory()
         for a in args:
-            if isinstance(a, torch.Tensor) and (known := self.empty.written(a)) is not None:
+            known = self.empty.written(a) if isinstance(a, torch.Tensor) else None
+            if known is not None and all(start != known[0] for start, _, _ in memory.ranges):  # views share one
                 memory.ranges.append(known)
         reports = run_object(
             object_path, symbol, ptx, list(args), arch=self._arch, memory=memory, check=self._check, **self._options
