@@ -108,7 +108,7 @@ def check_output(
     like: str,  # the argument whose device it is
 ) -> None:
     """ValueError where a given output has the wrong shape, type, device or layout. Reads metadata alone."""
-    if x.shape == shape and x.dtype is dtype and x.device == device and x.is_contiguous():
+    if x.shape == shape and x.dtype is dtype and x.device == device and x.is_contiguous() and not x.is_neg():
         return
     if x.shape != shape:
         raise wrong(operator, name, f"of shape {list(x.shape)}", f"{list(shape)}")
@@ -116,6 +116,8 @@ def check_output(
         raise wrong(operator, name, f"of type {dtype_name(x.dtype)}", dtype_name(dtype))
     if x.device != device:
         raise wrong(operator, name, f"on {x.device}", f"on {device} like {like}")
+    if x.is_neg():
+        raise wrong(operator, name, "a view that negates its memory", "a tensor without that")
     raise wrong(operator, name, f"a view with strides {list(x.stride())}", "contiguous")
 
 

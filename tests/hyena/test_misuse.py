@@ -83,6 +83,15 @@ def test_devices_that_are_none(operator, device):
     assert "device is " in why
 
 
+def test_outputs_that_negate_their_memory():
+    x, params, _ = make(length=5)
+    with pytest.raises(ValueError, match="out is a view that negates its memory"):
+        block(x, params, out=torch._neg_view(torch.empty_like(x)))
+    u = torch.randn(1, 1, 1)
+    with pytest.raises(ValueError, match="out is a view that negates its memory"):
+        cute_kernels.causal_long_conv(u, u[0], out=torch.zeros(1, 1, 1, dtype=torch.complex64).conj().imag)
+
+
 def test_operators_that_are_none():
     with pytest.raises(ValueError, match="operator is"):
         cute_kernels.is_supported(["hyena_block"])
