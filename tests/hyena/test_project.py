@@ -71,7 +71,15 @@ def test_lengths(length, tile):
 @pytest.mark.parametrize("precision", ["high", "highest"])
 @pytest.mark.parametrize(
     "width, channels, tile, share",
-    [(64, 64, 48, 1), (192, 32, 16, 2), (128, 32, 32, 4), (256, 64, 64, 4), (256, 32, 64, 8)],
+    [
+        (64, 64, 48, 1),
+        (192, 32, 16, 2),
+        (128, 32, 32, 4),
+        (256, 32, 32, 1),
+        (256, 64, 64, 1),
+        (256, 64, 64, 4),
+        (256, 32, 64, 8),
+    ],
 )
 def test_widths(precision, width, channels, tile, share):
     kernel = kernel_for(precision, width, channels, tile, share, "transpose")
@@ -183,3 +191,21 @@ def test_machine_code(kernel):
     (code,) = machine_code(cache.get(kernel, "sm_90a").cubin)
     assert (code.stack, code.local, code.local_memory) == (0, 0, 0)
     assert code.opcodes["HGMMA"] >= 12
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", Precision.NAMES)
+@pytest.mark.parametrize("channels, tile, share", [(32, 32, 1), (32, 64, 8), (64, 64, 1), (64, 64, 4)])
+def test_on_a_gpu(precision, channels, tile, share):
+    """Clusters and single blocks, at lengths that divide into nothing: right, and the same bits every time."""
+    batch, length, width = 3, 2053, 256
+    inputs = hyena_inputs.stress(batch, length, width=width, inner=128)
+    want, w = hyena.block(inputs, EPS), {name: t.cuda() for name, t in tensors(inputs).items()}
+    kernel = kernel_for(precision, width, channels, tile, share)
+    if not kernel.fits:
+        pytest.skip("its operands don't fit in shared memory")
+    made, again = (stages.project(w["hidden_states"], w, kernel, length, EPS, length, SHIFT) for _ in range(2))
+    for name, limit in (("g", LIMITS[precision]), ("x0", LIMITS[precision]), ("k", 3e-6)):
+        got = getattr(made, name)[..., :length]
+        assert rel_l2(got.cpu(), want[name]) < limit, name
+        assert torch.equal(got, getattr(again, name)[..., :length]), name
