@@ -129,6 +129,7 @@ class HyenaBlock(nn.Module):
             self.norm2 = nn.LayerNorm(d_model, eps=layer_norm_eps)
         self.max_length, self.precision = max_length, precision
         self._params: HyenaBlockParams | None = None
+        self._addresses: list[int] | None = None  # of its tensors
 
     def forward(self, x: Tensor) -> Tensor:  # [B, L, D] -> [B, L, D]
         return hyena_block(x, self.params, precision=self.precision)
@@ -148,15 +149,23 @@ class HyenaBlock(nn.Module):
         )
         z = filter_fn.pos_emb.z
         known = self._params
-        if known is None or z is not known.z or not all(map(operator.is_, tensors, known.tensors)):
+        compiling = torch.compiler.is_compiling()
+        # Some wrappers exchange the storage of the same parameters.
+        addresses = None if compiling else [t.data_ptr() for t in tensors]
+        if (
+            known is None
+            or addresses != self._addresses
+            or z is not known.z
+            or not all(map(operator.is_, tensors, known.tensors))
+        ):
             known = HyenaBlockParams(
                 **dict(zip(NAMES, tensors, strict=True)),
                 z=z,
                 layer_norm_eps=self.norm1.eps,
                 **hyena_dna_options(self.max_length),
             )
-            if not torch.compiler.is_compiling():
-                self._params = known
+            if not compiling:
+                self._params, self._addresses = known, addresses
         return known
 
     def _apply(self, *args: Any, **kwargs: Any) -> HyenaBlock:

@@ -33,9 +33,9 @@ def is_supported(operator: str, **shape: Any) -> tuple[bool, str]:
     For "mamba_segsum": dtype (of B and C), num_heads, n_groups, d_state, chunk_size; and optionally dt_dtype, A_dtype
     (both as dtype), bias_dtype (None: no dt_bias), g_layout ("per_head"), device (the current CUDA device).
     For "hyena_block": d_model, d_inner; and optionally emb_dim (5), filter_order (64), filter_layout ("reshape"),
-    bias_in_filter (True), stored_z (False), precision (None: torch's setting), device. For "hyena_filter": the same
-    without d_inner and precision. For "causal_long_conv": optionally seq_len (None: any), skip, pre_gate, post_gate
-    (whether they are given; False), precision, device.
+    bias_in_filter (True), stored_z (False), batch and seq_len (None: any), precision (None: torch's setting), device.
+    For "hyena_filter": the same without d_inner and precision. For "causal_long_conv": optionally seq_len (None: any),
+    skip, pre_gate, post_gate (whether they are given; False), precision, device.
 
     Raises:
         ValueError: no such operator.

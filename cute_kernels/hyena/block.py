@@ -16,6 +16,7 @@ benchmark SOL-ExecBench L2/051.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -53,7 +54,7 @@ class PreparedHyenaBlock:
     params: HyenaBlockParams
     precision: str
     seq_len: int
-    buffer: Tensor  # [bytes] uint8
+    buffer: Tensor  # [n] fp32, see workspace.Constants
 
 
 def hyena_block(
@@ -173,6 +174,7 @@ class _Plan(NamedTuple):
     """What follows from the arguments' metadata, found once for each combination of them."""
 
     composition: Composition
+    run: Callable[..., None]  # (x, weights, prepared constants, out)
     template: Tensor  # of the output: its metadata over one element, for empty_like
     nbytes: int  # of the output
     empty: bool  # nothing to compute
@@ -210,20 +212,16 @@ def run(
         if not out.is_inference():
             increment_version([out])  # autograd can't see a kernel write
     composition = plan.composition
-    if buffer is not None and buffer.numel() != composition.constants.nbytes:
+    if buffer is not None and buffer.numel() != composition.constants_size:
         raise checks.wrong(
             OPERATOR,
             "params",
-            f"prepared to {buffer.numel()} bytes",
-            f"prepared for this precision, device and length, to {composition.constants.nbytes} bytes",
+            f"prepared to {buffer.numel()} numbers",
+            f"prepared for this precision, device and length, to {composition.constants_size} numbers",
         )
     if plan.empty:
         return out
-    with torch.no_grad():
-        weights = params.weights()
-        if buffer is None:
-            buffer = composition.make_constants(weights)
-        composition.run(readable(x), weights, buffer, out)
+    plan.run(readable(x), params.weights(), buffer, out)
     return out
 
 
@@ -236,14 +234,15 @@ def _make_plan(x: Tensor, params: HyenaBlockParams, options: HyenaOptions, preci
     template = torch.empty(1, dtype=torch.float32, device=device).expand(x.shape)
     composition = _composition(x, params.problem, options, precision)
     empty = x.numel() == 0 or device.type == "meta"
-    return _Plan(composition, template, 4 * x.numel(), empty)
+    run = composition.run if empty or composition.launches is None else composition.launcher()
+    return _Plan(composition, run, template, 4 * x.numel(), empty)
 
 
 def _composition(x: Tensor, problem: HyenaProblem, options: HyenaOptions, precision: str) -> Composition:
     batch, length = x.shape[:2]
     current = backend.current()
     if not checks.has_kernels(OPERATOR, x):
-        return Composition.of_torch(problem, options, precision, length, x.device)
+        return Composition(problem, options, precision, batch, length, x.device)
     check_supported(problem)
     arch = current.arch(x.device)  # NotImplementedError where there are no kernels for it
     sm_count = current.sm_count(x.device)
@@ -266,11 +265,27 @@ def prepare(params: HyenaBlockParams, seq_len: int, precision: str | None) -> Pr
         if seq_len and x.device.type != "meta":
             buffer = composition.make_constants(params.weights())
         else:
-            buffer = composition.constants.empty(x.device)
+            buffer = torch.empty(composition.constants_size, device=x.device)
     return PreparedHyenaBlock(params, precision, seq_len, buffer)
 
 
 # --- without a call --------------------------------------------------------------------------------------------------
+
+
+class Asked(NamedTuple):
+    """What `warmup` and `is_supported` are asked about."""
+
+    problem: HyenaProblem
+    options: HyenaOptions
+    precision: str
+    batches: tuple[int, ...]
+    lengths: tuple[int, ...]
+    device: torch.device
+
+
+# One of each kind that the configurations tell apart.
+BATCHES = (1, 2, 4, 8, 32, 1 << 20)
+LENGTHS = tuple(sorted({2**k + offset for k in range(17) for offset in (-1, 0, 1)} - {0}))
 
 
 def check_shape(
@@ -282,56 +297,77 @@ def check_shape(
     filter_layout: str = "reshape",
     bias_in_filter: bool = True,
     stored_z: bool = False,
+    batch: int | None = None,
+    seq_len: int | None = None,
     precision: str | None = None,
     device: torch.device | str | int | None = None,
-) -> tuple[HyenaProblem, HyenaOptions, str, torch.device]:
-    """The problem, its options, the precision's name and the device.
+    operator: str = OPERATOR,
+) -> Asked:
+    """ValueError where an argument is wrong, NotImplementedError where no kernel covers it.
 
-    ValueError where an argument is wrong, NotImplementedError where no kernel covers it. precision is torch's unless
-    given; the device is the current CUDA device unless given.
+    batch and seq_len are any unless given, precision is torch's, and the device is the current CUDA device.
     """
     sizes = {"d_model": d_model, "d_inner": d_inner, "emb_dim": emb_dim, "filter_order": filter_order}
+    sizes |= {name: value for name, value in (("batch", batch), ("seq_len", seq_len)) if value is not None}
     for name, value in sizes.items():
         if not is_int(value) or value < 1:
-            raise checks.wrong(OPERATOR, name, repr(value), "a positive int")
+            raise checks.wrong(operator, name, repr(value), "a positive int")
     if emb_dim < 3 or emb_dim % 2 == 0:
-        raise checks.wrong(OPERATOR, "emb_dim", emb_dim, "odd and at least 3")
-    options = check_options(OPERATOR, HyenaOptions(filter_layout=filter_layout, bias_in_filter=bias_in_filter))
-    precision = precision_.resolve(OPERATOR, precision)
+        raise checks.wrong(operator, "emb_dim", emb_dim, "odd and at least 3")
+    options = check_options(operator, HyenaOptions(filter_layout=filter_layout, bias_in_filter=bias_in_filter))
+    precision = precision_.resolve(operator, precision)
     problem = HyenaProblem(d_model, d_inner, filter_order, emb_dim, 1 if stored_z else None)
-    check_supported(problem)
-    return problem, options, precision, checks.kernel_device(OPERATOR, device)
+    check_supported(problem, operator)
+    batches, lengths = (batch,) if batch else BATCHES, (seq_len,) if seq_len else LENGTHS
+    return Asked(problem, options, precision, batches, lengths, checks.kernel_device(operator, device))
 
 
 def warmup(**shape: Any) -> None:
-    """Loads or compiles the kernels of a block for any batch and length. Takes what `check_shape` takes."""
-    problem, options, precision, device = check_shape(**shape)
+    """Loads or compiles the kernels of a block, prepared or not. Takes what `check_shape` takes."""
+    asked = check_shape(**shape)
     current = backend.current()
-    for kernel in _kernels(problem, options, precision, current.arch(device), current.sm_count(device)):
-        current.function(kernel, device)
+    arch, sm_count = current.arch(asked.device), current.sm_count(asked.device)
+    for kernel in _kernels(*asked[:-1], arch, sm_count):
+        current.function(kernel, asked.device)
 
 
 def prebuilt_kernels() -> list[Kernel]:
-    """Kernels of the official shape and of HyenaDNA's, for an H200's or B200's number of SMs."""
-    benchmark, hyena_dna = HyenaOptions(), HyenaOptions(filter_layout="transpose", bias_in_filter=False)
-    cases = [(HyenaProblem(256, 1024, ORDER, 5, None), benchmark, precision) for precision in precision_.NAMES]
-    cases += [(HyenaProblem(256, 1024, ORDER, 5, 1), hyena_dna, precision) for precision in ("highest", "high")]
+    """Three launches: of the official sizes, and of a HyenaDNA layer, for an H200's number of SMs.
+
+    Where stages have no kernel yet (Blackwell), the others are compiled at their first use.
+    """
+    problem, hyena_dna = HyenaProblem(256, 1024, ORDER, 5, None), HyenaProblem(256, 1024, ORDER, 5, 1)
+    trained = HyenaOptions(filter_layout="transpose", bias_in_filter=False)
+    cases = [(problem, HyenaOptions(), precision, *shape) for precision in precision_.NAMES for shape in _OFFICIAL]
+    cases += [(hyena_dna, trained, precision, 1, n) for precision in ("highest", "high") for n in (1024, 32768)]
     kernels = {}
-    for arch, sm_count in (("sm_90a", 132), ("sm_100a", 148)):
-        for case in cases:
-            kernels.update(dict.fromkeys(_kernels(*case, arch, sm_count)))
+    for problem, options, precision, batch, length in cases:
+        kernels.update(dict.fromkeys(_kernels(problem, options, precision, (batch,), (length,), "sm_90a", 132)))
     return list(kernels)
 
 
-def _kernels(problem: HyenaProblem, options: HyenaOptions, precision: str, arch: str, sm_count: int) -> list[Kernel]:
-    """The kernels that some batch and length ask for, each once."""
+_OFFICIAL = (  # batch, length
+    *((1, 131), (1, 256), (1, 512), (1, 1024), (1, 2048), (1, 4096), (2, 128), (2, 512), (2, 2048), (2, 2053)),
+    *((2, 4096), (4, 256), (4, 541), (8, 997), (16, 512), (32, 256)),
+)
+
+
+def _kernels(
+    problem: HyenaProblem,
+    options: HyenaOptions,
+    precision: str,
+    batches: Iterable[int],
+    lengths: Iterable[int],
+    arch: str,
+    sm_count: int,
+) -> list[Kernel]:
+    """The kernels of a call, and of `prepare`, each once."""
     device = torch.device("cuda")
-    lengths = sorted({2**k + offset for k in range(22) for offset in (-1, 0, 1)} - {0})
     found = {}
     for length in lengths:
-        for batch in (1, 2, 4, 8, 1 << 20):
+        for batch in batches:
             composition = Composition.with_kernels(problem, options, precision, batch, length, device, arch, sm_count)
-            found.update(dict.fromkeys(composition.kernels))
+            found.update(dict.fromkeys((*composition.kernels, *composition.preparing_kernels)))
     return list(found)
 
 
@@ -357,13 +393,13 @@ def check_input(x: Tensor, problem: HyenaProblem, device: torch.device, options:
         )
 
 
-def check_supported(problem: HyenaProblem) -> None:
+def check_supported(problem: HyenaProblem, operator: str = OPERATOR) -> None:
     """NotImplementedError where the problem is right, but has no kernel."""
     if problem.width % 64 or problem.width > 1024:
         raise NotImplementedError(
-            f"{OPERATOR}: no kernel for D = {problem.width}; supported are multiples of 64 from 64 to 1024"
+            f"{operator}: no kernel for D = {problem.width}; supported are multiples of 64 from 64 to 1024"
         )
     if problem.inner % 64:
-        raise NotImplementedError(f"{OPERATOR}: no kernel for d_inner = {problem.inner}; supported are multiples of 64")
+        raise NotImplementedError(f"{operator}: no kernel for d_inner = {problem.inner}; supported are multiples of 64")
     if problem.order != ORDER:
-        raise NotImplementedError(f"{OPERATOR}: no kernel for a filter of order {problem.order}; supported is {ORDER}")
+        raise NotImplementedError(f"{operator}: no kernel for a filter of order {problem.order}; supported is {ORDER}")

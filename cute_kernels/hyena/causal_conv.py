@@ -45,7 +45,7 @@ def causal_long_conv(
             setting, as `hyena_block` does.
         out: A contiguous, 16-byte aligned tensor to write to, which overlaps no input. Not differentiable.
 
-    Any B, D and L, 0 included. Longer sequences than a kernel covers (L = 8192), and CPU tensors, go through torch.fft.
+    Any B, D and L, 0 included. Sequences beyond L = 32768, and CPU tensors, go through torch.fft.
     DLPack arrays, autocast, torch.compile, gradients (of all five tensors) and errors: as `hyena_block`.
     """
     if torch.compiler.is_compiling():
@@ -218,7 +218,7 @@ def check_shape(
     return kernels, checks.kernel_device(OPERATOR, device)
 
 
-LENGTHS = tuple(1 << k for k in range(21))  # one for each size of a transform
+LENGTHS = tuple(1 << k for k in range(16))  # one for each size of a transform
 
 
 def kernels_of(lengths: Iterable[int], skip: bool, pre_gate: bool, post_gate: bool) -> list[LongConv]:
@@ -234,5 +234,5 @@ def warmup(**shape: Any) -> None:
 
 
 def prebuilt_kernels() -> list[Kernel]:
-    """The convolution without skip and gates; the block has those it needs."""
-    return kernels_of(LENGTHS, False, False, False)
+    """The convolution without skip and gates, from 128 to 32768; the block has those it needs."""
+    return kernels_of(LENGTHS[7:], False, False, False)

@@ -1,22 +1,33 @@
 """The block put together from its stages: those that have a kernel for a problem, and PyTorch for the others.
 
-On a CPU no stage has one, and this is the block in plain PyTorch.
+On a CPU no stage has one, and this is the block in plain PyTorch. Where every stage has one, they are three launches.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from cute_kernels.hyena import stages, torch_path
-from cute_kernels.hyena.config import ConvertWeights, Filter, Finish, LongConv, Precision
+from cute_kernels.hyena.config import (
+    ConvertWeights,
+    Filter,
+    Finish,
+    FinishLaunch,
+    LongConv,
+    MixLaunch,
+    Precision,
+    ProjectLaunch,
+)
 from cute_kernels.hyena.params import ORDER, HyenaOptions, HyenaProblem
 from cute_kernels.hyena.precision import products
-from cute_kernels.hyena.workspace import Pieces
+from cute_kernels.hyena.workspace import Constants, pitch
+from cute_kernels.runtime import backend
+from cute_kernels.runtime.kernel import Kernel
 
 # PyTorch's intermediates are several times as large as the widest of them: rows go through in slices of this size.
 SLICE_ELEMENTS = 1 << 28
@@ -26,8 +37,29 @@ def filter_kernel(problem: HyenaProblem, options: HyenaOptions, length: int, sm_
     if problem.order != ORDER or problem.width % 64:
         return None
     stored = problem.z_rows is not None
-    tile = 16 if length <= 32 * sm_count else 32
+    tile = 16 if length <= 16 * sm_count else 32
     return Filter(problem.width, problem.emb_dim, options.filter_layout, options.bias_in_filter, stored, tile)
+
+
+def project_launch(
+    problem: HyenaProblem,
+    options: HyenaOptions,
+    precision: str,
+    batch: int,
+    conv_length: int,
+    arch: str,
+    sm_count: int,
+) -> ProjectLaunch | None:
+    p = problem
+    if arch not in ProjectLaunch.archs or p.order != ORDER or p.width not in (64, 128, 192, 256):
+        return None
+    if p.inner % 64 or p.inner > 2048:
+        return None
+    kernel = ProjectLaunch.for_shape(
+        *(Precision.named(precision), p.width, p.inner, batch, conv_length, sm_count),
+        *(p.emb_dim, options.filter_layout, options.bias_in_filter, p.z_rows is not None),
+    )
+    return kernel if kernel.fits else None
 
 
 def conv_kernel(length: int, *, skip: bool, pre_gate: bool, post_gate: bool) -> LongConv | None:
@@ -43,37 +75,58 @@ def finish_kernel(problem: HyenaProblem, precision: str, tokens: int, arch: str,
 
 
 @dataclass(frozen=True)
+class Launches:
+    """The block in three launches, where every stage has a kernel."""
+
+    project: ProjectLaunch
+    mix: MixLaunch
+    finish: FinishLaunch
+
+
+@dataclass(frozen=True)
 class Composition:
-    """How one problem runs at one length."""
+    """How one problem runs at one batch and length."""
 
     problem: HyenaProblem
     options: HyenaOptions
     precision: str
+    batch: int
     length: int  # L
     device: torch.device
-    filter: Filter | None
-    conv: LongConv | None
-    finish: Finish | None
-
-    @classmethod
-    def of_torch(cls, problem, options, precision, length, device) -> Composition:
-        return cls(problem, options, precision, length, device, None, None, None)
+    filter: Filter | None = None
+    conv: LongConv | None = None
+    finish: Finish | None = None
+    launches: Launches | None = None
 
     @classmethod
     def with_kernels(cls, problem, options, precision, batch, length, device, arch, sm_count) -> Composition:
+        conv_length = min(length, options.l_max)
+        conv = conv_kernel(conv_length, skip=True, pre_gate=False, post_gate=True)
+        finish = finish_kernel(problem, precision, max(batch, 1) * max(length, 1), arch, sm_count)
+        launches = None
+        if conv is not None and finish is not None:
+            project = project_launch(problem, options, precision, max(batch, 1), conv_length, arch, sm_count)
+            if project is not None:
+                launches = Launches(project, MixLaunch(**vars(conv)), FinishLaunch(**vars(finish)))
         return cls(
-            *(problem, options, precision, length, device),
-            filter_kernel(problem, options, min(length, options.l_max), sm_count),
-            conv_kernel(min(length, options.l_max), skip=True, pre_gate=False, post_gate=True),
-            finish_kernel(problem, precision, batch * length, arch, sm_count),
+            *(problem, options, precision, batch, length, device),
+            filter_kernel(problem, options, conv_length, sm_count),
+            *(conv, finish, launches),
         )
 
     @property
-    def kernels(self) -> tuple:
-        found = [self.filter, self.conv, self.finish]
-        if self.finish is not None:
-            found.append(ConvertWeights(self.finish.dtype, self.finish.parts, self.problem.width, self.problem.inner))
-        return tuple(kernel for kernel in found if kernel is not None)
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Those of a call."""
+        if self.launches is not None:
+            return tuple(vars(self.launches).values())
+        return tuple(kernel for kernel in (*self.preparing_kernels, self.conv, self.finish) if kernel is not None)
+
+    @property
+    def preparing_kernels(self) -> tuple[Kernel, ...]:
+        """Those of `make_constants`."""
+        f = self.finish
+        convert = None if f is None else ConvertWeights(f.dtype, f.parts, f.width, f.inner)
+        return tuple(kernel for kernel in (self.filter, convert) if kernel is not None)
 
     @property
     def conv_length(self) -> int:
@@ -81,59 +134,92 @@ class Composition:
         return min(self.length, self.options.l_max)
 
     @functools.cached_property
-    def constants(self) -> Pieces:
-        """What depends on the weights alone."""
-        d, m = self.problem.width, self.problem.inner
-        pieces = {"k": ((d, stages.pitch(self.conv_length)), torch.float32)}
-        if self.finish is not None:
-            operand = getattr(torch, self.finish.dtype)
-            for name, shape in (("out_proj", (d, d)), ("fc1", (m, d)), ("fc2", (d, m))):
-                pieces[name] = ((self.finish.parts, *shape), operand)
-            for name, size in (("out_proj_scale", d), ("fc1_scale", m), ("fc2_scale", d), ("fc1_norm", m)):
-                pieces[name] = ((size,), torch.float32)
-        return Pieces(pieces)
+    def norm_len(self) -> int:
+        return self.options.norm_len or self.conv_length
+
+    @functools.cached_property
+    def constants(self) -> Constants:
+        """What depends on the weights and the length alone."""
+        chosen = Precision.named(self.precision)
+        parts = 0 if self.finish is None else chosen.parts
+        return Constants(self.problem.width, self.problem.inner, chosen.dtype, parts)
+
+    @functools.cached_property
+    def constants_size(self) -> int:
+        """Floats of a buffer of constants."""
+        return self.constants.size(self.conv_length)
 
     def make_constants(self, w: Mapping[str, Tensor]) -> Tensor:
         """The filter and the converted weights: a new buffer, of `constants`."""
-        buffer = self.constants.empty(self.device)
-        views = self.constants.views(buffer)
-        k = views.pop("k")
+        buffer = torch.empty(self.constants_size, dtype=torch.float32, device=self.device)
+        k, operands = self._split(buffer)
+        o = self.options
         if self.filter is None:
-            o = self.options
             k[:, : self.conv_length] = torch_path.hyena_filter(
                 *(w, self.conv_length, o.exp_mod_shift, o.filter_layout, o.bias_in_filter, o.norm_len, w.get("z"))
             )
         else:
-            norm_len = self.options.norm_len or self.conv_length
-            stages.hyena_filter(
-                w, self.filter, self.conv_length, norm_len, self.options.exp_mod_shift, w.get("z"), out=k
-            )
-        if self.finish is not None:
-            for name, operand in vars(stages.convert_weights(w, Precision.named(self.precision))).items():
-                views[name].copy_(operand)
+            stages.hyena_filter(w, self.filter, self.conv_length, self.norm_len, o.exp_mod_shift, w.get("z"), k)
+        if operands is not None:
+            stages.convert_weights(w, Precision.named(self.precision), operands)
         return buffer
+
+    def _split(self, buffer: Tensor) -> tuple[Tensor, stages.Operands | None]:
+        """The filter and the converted weights in a buffer of `constants`."""
+        views = self.constants.views(buffer, self.conv_length)
+        return views.pop("k"), stages.Operands(**views) if views else None
 
     def run(
         self,
         x: Tensor,  # [B, L, D], contiguous and aligned
         w: Mapping[str, Tensor],
-        buffer: Tensor,  # of `constants`
+        buffer: Tensor | None,  # of `constants`, prepared
         out: Tensor,  # [B, L, D]
     ) -> None:
-        constants = self.constants.views(buffer)
+        k, operands = self._split(self.make_constants(w) if buffer is None else buffer)
         largest = self.length * max(3 * self.problem.width, self.problem.inner)
         rows = max(1, SLICE_ELEMENTS // max(largest, 1))
-        with products(self.precision, self.device):
+        with torch.no_grad(), products(self.precision, self.device):
             for first in range(0, x.shape[0], rows):
                 part = slice(first, first + rows)
-                self._run(x[part], w, constants, out[part])
+                self._run_mixed(x[part], w, k, operands, out[part])
 
-    def _run(self, x: Tensor, w: Mapping[str, Tensor], constants: dict[str, Tensor], out: Tensor) -> None:
+    def launcher(self) -> Callable[[Tensor, stages.Arguments, Tensor | None, Tensor], None]:
+        """`run` in three launches, with all that is the same for every call found before."""
+        current, device = backend.current(), self.device
+        project, mix, finish = (current.function(kernel, device) for kernel in vars(self.launches).values())
+        b, length, lf = self.batch, self.length, self.conv_length
+        width, norm_len = self.problem.width, self.norm_len
+        eps, shift = map(float, self.options[:2])
+        sm_count = current.sm_count(device)
+        run, blocks = self.launches.project.division(b, lf, sm_count)
+        mix_rows = self.launches.mix.rows(b, width, sm_count)
+        k_offset = self.constants.offsets()["k"]
+        scratch_size, constants_size = 2 * b * width * pitch(lf), self.constants_size
+        tokens = (b * length, width)
+        empty, fp32 = torch.empty, torch.float32
+
+        def launch(x, w, constants, out):
+            scratch = empty(scratch_size, dtype=fp32, device=device)
+            beside = 0
+            if constants is None:
+                beside = 1  # the first launch makes them
+                constants = empty(constants_size, dtype=fp32, device=device)
+            x, out = x.view(tokens), out.view(tokens)
+            project(
+                *(x, *w.project, *w.filter, *w.matrices, scratch, constants),
+                *(b, length, lf, run, blocks, beside, eps, norm_len, shift),
+            )
+            mix(w.skip, scratch, constants, k_offset, b, lf, mix_rows)
+            finish(x, scratch, constants, *w.finish, out, b, length, lf, eps)
+
+        return launch
+
+    def _run_mixed(self, x: Tensor, w: Mapping[str, Tensor], k: Tensor, operands, out: Tensor) -> None:
         lf, eps = self.conv_length, self.options.layer_norm_eps
         g, x0 = torch_path.project(x[:, :lf], w, eps, self.precision)
-        k = constants["k"][:, :lf]
-        padded = torch.empty(x.shape[0], x.shape[2], stages.pitch(lf), dtype=torch.float32, device=self.device)
-        p = padded[..., :lf]
+        padded = torch.empty(x.shape[0], x.shape[2], pitch(lf), dtype=torch.float32, device=self.device)
+        k, p = k[:, :lf], padded[..., :lf]
         if self.conv is None:
             p.copy_(torch_path.causal_long_conv(g, k, w["filter_bias"], None, x0, self.precision))
         else:
@@ -141,5 +227,4 @@ class Composition:
         if self.finish is None:
             out.copy_(torch_path.finish(p, x, w, eps, self.precision))
         else:
-            operands = stages.Operands(**{name: t for name, t in constants.items() if name != "k"})
             stages.finish(padded, x, w, operands, self.finish, lf, eps, out)

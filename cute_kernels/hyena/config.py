@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from typing import Any, ClassVar
 
+from cute_kernels.hyena.workspace import Constants
 from cute_kernels.runtime.kernel import Kernel
 
 
@@ -358,3 +359,40 @@ class Project(HyenaKernel):
         from cute_kernels.hyena import project
 
         return project.compile_project(self, arch)
+
+
+# The same kernels behind host functions that find their tensors in the block's two buffers (see workspace.py).
+
+
+@dataclasses.dataclass(frozen=True)
+class ProjectLaunch(Project):
+    @property
+    def constants(self) -> Constants:
+        return Constants(self.width, self.inner, self.dtype, self.parts)
+
+    def compile(self, arch: str) -> Any:
+        from cute_kernels.hyena import launches
+
+        return launches.compile_project(self, arch)
+
+
+@dataclasses.dataclass(frozen=True)
+class MixLaunch(LongConv):
+    archs: ClassVar[tuple[str, ...]] = ("sm_90a",)  # those of the launches around it
+
+    def compile(self, arch: str) -> Any:
+        from cute_kernels.hyena import launches
+
+        return launches.compile_mix(self, arch)
+
+
+@dataclasses.dataclass(frozen=True)
+class FinishLaunch(Finish):
+    @property
+    def constants(self) -> Constants:
+        return Constants(self.width, self.inner, self.dtype, self.parts)
+
+    def compile(self, arch: str) -> Any:
+        from cute_kernels.hyena import launches
+
+        return launches.compile_finish(self, arch)

@@ -88,7 +88,7 @@ def run(w: Mapping[str, Tensor], problem: HyenaProblem, seq_len: int, options: H
         return torch.empty(problem.width, seq_len, device="meta")
     kernel = None
     if checks.has_kernels(OPERATOR, first):
-        block.check_supported(problem)
+        block.check_supported(problem, OPERATOR)
         backend.current().arch(first.device)
         kernel = filter_kernel(problem, options, seq_len, backend.current().sm_count(first.device))
     with torch.no_grad():
@@ -107,23 +107,19 @@ def check_length(seq_len: int, problem: HyenaProblem) -> None:
         raise checks.wrong(OPERATOR, "seq_len", seq_len, f"at most {problem.z_rows}, the rows of z")
 
 
-def check_shape(**shape: Any) -> tuple:
-    """As the block's, but for its precision."""
-    return block.check_shape(**{"d_inner": 64, **shape})
+def check_shape(**shape: Any) -> block.Asked:
+    """As the block's, but for d_inner, the batch and the precision, which a filter has not."""
+    return block.check_shape(**shape, d_inner=64, operator=OPERATOR)
 
 
 def warmup(**shape: Any) -> None:
-    """Loads or compiles the kernels of a filter for any length. Takes what `check_shape` takes."""
-    problem, options, _, device = check_shape(**shape)
+    """Loads or compiles the kernels of a filter. Takes what `check_shape` takes."""
+    asked = check_shape(**shape)
     current = backend.current()
-    for kernel in _kernels(problem, options, current.sm_count(device)):
-        current.function(kernel, device)
-
-
-def _kernels(problem: HyenaProblem, options: HyenaOptions, sm_count: int) -> list[Kernel]:
-    lengths = {2**k + offset for k in range(22) for offset in (-1, 0, 1)} - {0}
-    found = dict.fromkeys(filter_kernel(problem, options, length, sm_count) for length in sorted(lengths))
-    return [kernel for kernel in found if kernel is not None]
+    sm_count = current.sm_count(asked.device)
+    kernels = (filter_kernel(asked.problem, asked.options, length, sm_count) for length in asked.lengths)
+    for kernel in dict.fromkeys(kernels):
+        current.function(kernel, asked.device)
 
 
 def prebuilt_kernels() -> list[Kernel]:

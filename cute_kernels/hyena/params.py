@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cute_kernels import checks
+from cute_kernels.hyena.stages import Arguments
 
 if TYPE_CHECKING:
     from cute_kernels.hyena.block import PreparedHyenaBlock
@@ -215,15 +217,23 @@ class HyenaBlockParams:
         """Whether a weight, or z, requires grad now."""
         return any([t.requires_grad for t in self.tensors]) or (self.z is not None and self.z.requires_grad)
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> Arguments:
         """The 24 weights and "z" (where there is one) by name, as kernels can read them: copied where they must be."""
+        return self._copied() if self.copied else self.in_place
+
+    @functools.cached_property
+    def in_place(self) -> Arguments:
+        """`weights` where nothing has to be copied."""
+        return self._copied()
+
+    def _copied(self) -> Arguments:
         named = dict(zip(NAMES, self.tensors, strict=True))
         if self.z is not None:
             named["z"] = self.z[0] if self.z.dim() == 3 else self.z
         for index in self.copied:
             name = (*NAMES, "z")[index]
             named[name] = readable(named[name])
-        return named
+        return Arguments({name: t.detach() for name, t in named.items()})
 
     @classmethod
     def from_state_dict(cls, state_dict: Mapping[str, Any], prefix: str = "", **options: Any) -> HyenaBlockParams:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 import torch
@@ -10,13 +11,8 @@ from torch import Tensor
 
 from cute_kernels.hyena import torch_path
 from cute_kernels.hyena.config import ConvertWeights, Filter, Finish, LongConv, Precision, Project
+from cute_kernels.hyena.workspace import pitch
 from cute_kernels.runtime import backend
-
-ROW_ALIGN = 8  # tokens: rows of [B, D, L] intermediates are padded to a multiple of it
-
-
-def pitch(length: int) -> int:
-    return (length + ROW_ALIGN - 1) // ROW_ALIGN * ROW_ALIGN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,20 +28,57 @@ class Operands:
     fc1_norm: Tensor  # [M] L2 norms of the rows
 
 
-def convert_weights(w: Mapping[str, Tensor], precision: Precision) -> Operands:
+class Arguments(dict):
+    """A block's weights by name, and in the order in which the launches take them, found once."""
+
+    @functools.cached_property
+    def project(self) -> tuple[Tensor, ...]:
+        names = ("norm1_weight", "norm1_bias", "in_proj_weight", "in_proj_bias")
+        return *(self[name] for name in names), self["short_conv_weight"].view(-1, 3), self["short_conv_bias"]
+
+    @functools.cached_property
+    def filter(self) -> tuple[Tensor, ...]:
+        first = self["filter_linear1_weight"]
+        return (
+            *(self.get("z", first), first, self["filter_linear1_bias"], self["sin_freq"].view(-1)),
+            *(self[f"filter_linear{i}_{part}"] for i in (2, 3) for part in ("weight", "bias")),
+            *(self["filter_linear_final_weight"], self["filter_bias"], self["exp_mod_deltas"].view(-1)),
+        )
+
+    @functools.cached_property
+    def matrices(self) -> tuple[Tensor, ...]:
+        return tuple(self[name] for name in ("out_proj_weight", "mlp_fc1_weight", "mlp_fc2_weight"))
+
+    @functools.cached_property
+    def skip(self) -> Tensor:
+        return self["filter_bias"]
+
+    @functools.cached_property
+    def finish(self) -> tuple[Tensor, ...]:
+        names = ("out_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "norm2_weight", "norm2_bias")
+        return tuple(self[name] for name in names)
+
+
+def as_arguments(w: Mapping[str, Tensor], z: Tensor | None = None) -> Arguments:
+    if isinstance(w, Arguments):
+        return w
+    return Arguments(w) if z is None else Arguments(w, z=z)
+
+
+def convert_weights(w: Mapping[str, Tensor], precision: Precision, out: Operands | None = None) -> Operands:
     inner, width = w["mlp_fc1_weight"].shape
     device = w["mlp_fc1_weight"].device
     kernel = ConvertWeights(precision.dtype, precision.parts, width, inner)
-    operand = {"dtype": getattr(torch, precision.dtype), "device": device}
-    p = precision.parts
-    out = Operands(
-        torch.empty(p, width, width, **operand),
-        torch.empty(p, inner, width, **operand),
-        torch.empty(p, width, inner, **operand),
-        *(torch.empty(n, dtype=torch.float32, device=device) for n in (width, inner, width, inner)),
-    )
-    matrices = (w[name] for name in ("out_proj_weight", "mlp_fc1_weight", "mlp_fc2_weight"))
-    backend.current().function(kernel, device)(*matrices, *vars(out).values())
+    if out is None:
+        operand = {"dtype": getattr(torch, precision.dtype), "device": device}
+        p = precision.parts
+        out = Operands(
+            torch.empty(p, width, width, **operand),
+            torch.empty(p, inner, width, **operand),
+            torch.empty(p, width, inner, **operand),
+            *(torch.empty(n, dtype=torch.float32, device=device) for n in (width, inner, width, inner)),
+        )
+    backend.current().function(kernel, device)(*as_arguments(w).matrices, *vars(out).values())
     return out
 
 
@@ -74,6 +107,7 @@ def project(
 
     What it writes lies in two allocations.
     """
+    w = as_arguments(w, z)
     batch, length, width = x.shape
     inner, row = kernel.inner, pitch(conv_length)
     sizes = (batch * width * row, batch * width * row)
@@ -93,22 +127,10 @@ def project(
     b = backend.current()
     run, blocks = kernel.division(batch, conv_length, b.sm_count(x.device))
     b.function(kernel, x.device)(
-        *(x.view(-1, width), w["norm1_weight"], w["norm1_bias"], w["in_proj_weight"], w["in_proj_bias"]),
-        *(w["short_conv_weight"].view(-1, 3), w["short_conv_bias"], g, x0),
-        *_filter_tensors(w, z),
-        *(k, w["out_proj_weight"], w["mlp_fc1_weight"], w["mlp_fc2_weight"], *vars(operands).values()),
+        *(x.view(-1, width), *w.project, g, x0, *w.filter, k, *w.matrices, *vars(operands).values()),
         *(length, conv_length, run, blocks, int(prepared is None), eps, norm_len, exp_mod_shift),
     )
     return Projected(g, x0, k, operands)
-
-
-def _filter_tensors(w: Mapping[str, Tensor], z: Tensor | None) -> tuple[Tensor, ...]:
-    first = w["filter_linear1_weight"]
-    return (
-        *(first if z is None else z, first, w["filter_linear1_bias"], w["sin_freq"].view(-1)),
-        *(w[f"filter_linear{i}_{part}"] for i in (2, 3) for part in ("weight", "bias")),
-        *(w["filter_linear_final_weight"], w["filter_bias"], w["exp_mod_deltas"].view(-1)),
-    )
 
 
 def finish(
@@ -126,8 +148,7 @@ def finish(
     o = operands
     backend.current().function(kernel, x.device)(
         *(p, x.view(-1, width), o.out_proj, o.fc1, o.fc2, o.out_proj_scale, o.fc1_scale, o.fc2_scale, o.fc1_norm),
-        *(w["out_proj_bias"], w["mlp_fc1_bias"], w["mlp_fc2_bias"], w["norm2_weight"], w["norm2_bias"]),
-        *(out.view(-1, width), length, conv_length, eps),
+        *(*as_arguments(w).finish, out.view(-1, width), length, conv_length, eps),
     )
     return out
 
@@ -145,7 +166,7 @@ def hyena_filter(
     first = w["filter_linear1_weight"]
     if out is None:
         out = torch.empty(kernel.width, pitch(length), dtype=torch.float32, device=first.device)
-    backend.current().function(kernel, first.device)(*_filter_tensors(w, z), out, length, norm_len, exp_mod_shift)
+    backend.current().function(kernel, first.device)(*as_arguments(w, z).filter, out, length, norm_len, exp_mod_shift)
     return out
 
 

@@ -1,38 +1,69 @@
-"""Several tensors in one allocation."""
+"""Where a block's intermediates lie in its two buffers of fp32.
+
+    constants  what depends on the weights (and the length) alone: operands, the scales of their rows, the filter
+    scratch    g and x0, [2, B, D, Lp]
+
+The kernels' host functions find everything in them, so that a call makes two allocations and no views. A prepared block
+is a buffer of constants.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-ALIGNMENT = 256  # bytes, as cudaMalloc's
+ROW_ALIGN = 8  # tokens: rows of [B, D, L] intermediates are padded to a multiple of it
+ALIGNMENT = 64  # floats, of every piece
 
 
-class Pieces:
-    """Where named tensors lie in a buffer of bytes."""
+def pitch(length: int) -> int:
+    return (length + ROW_ALIGN - 1) // ROW_ALIGN * ROW_ALIGN
 
-    def __init__(self, pieces: Mapping[str, tuple[tuple[int, ...], torch.dtype]]):
-        self._pieces = {}
-        offset = 0
-        for name, (shape, dtype) in pieces.items():
-            strides = tuple(itertools.accumulate((*shape[:0:-1],), lambda a, b: a * b, initial=1))[::-1]
-            self._pieces[name] = (shape, strides, offset // dtype.itemsize, dtype)
-            size = math.prod(shape) * dtype.itemsize
-            offset += (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-        self.nbytes = offset
 
-    def empty(self, device: torch.device) -> Tensor:
-        """A new buffer: [nbytes] uint8."""
-        return torch.empty(self.nbytes, dtype=torch.uint8, device=device)
+@dataclass(frozen=True)
+class Constants:
+    """The pieces of `constants`; without operands where `parts` is 0."""
 
-    def views(self, buffer: Tensor) -> dict[str, Tensor]:
-        """The tensors, which share the buffer's memory."""
-        typed = {dtype: buffer.view(dtype) for _, _, _, dtype in self._pieces.values()}
-        return {
-            name: typed[dtype].as_strided(shape, strides, offset)
-            for name, (shape, strides, offset, dtype) in self._pieces.items()
-        }
+    width: int  # D
+    inner: int  # d_inner
+    dtype: str  # of operands, 16 bits each
+    parts: int
+
+    def shapes(self, row: int) -> dict[str, tuple[int, ...]]:
+        """The pieces in their order; the filter, whose length varies, is the last."""
+        d, m, p = self.width, self.inner, self.parts
+        pieces = {}
+        if p:
+            pieces |= {"out_proj": (p, d, d), "fc1": (p, m, d), "fc2": (p, d, m)}
+            pieces |= {"out_proj_scale": (d,), "fc1_scale": (m,), "fc2_scale": (d,), "fc1_norm": (m,)}
+        return {**pieces, "k": (d, row)}
+
+    def offsets(self) -> dict[str, int]:
+        """Floats before each piece."""
+        offsets, end = {}, 0
+        for name, shape in self.shapes(0).items():
+            offsets[name] = end
+            floats = math.prod(shape) // (2 if len(shape) == 3 else 1)
+            end += (floats + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+        return offsets
+
+    def size(self, length: int) -> int:
+        """Floats of a buffer for a filter of `length` taps."""
+        return self.offsets()["k"] + self.width * pitch(length)
+
+    def views(self, buffer: Tensor, length: int) -> dict[str, Tensor]:
+        """The pieces by name, sharing the buffer's memory."""
+        halves = buffer.view(getattr(torch, self.dtype)) if self.parts else None
+        views = {}
+        offsets = self.offsets()
+        for name, shape in self.shapes(pitch(length)).items():
+            strides = tuple(itertools.accumulate(shape[:0:-1], lambda a, b: a * b, initial=1))[::-1]
+            if len(shape) == 3:
+                views[name] = halves.as_strided(shape, strides, 2 * offsets[name])
+            else:
+                views[name] = buffer.as_strided(shape, strides, offsets[name])
+        return views

@@ -1,0 +1,202 @@
+"""The block's three launches on its two buffers: host functions that find the kernels' tensors there.
+
+A view made in Python takes a microsecond, and a call would need a dozen.
+"""
+
+from __future__ import annotations
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.runtime import make_fake_stream
+
+from cute_kernels.hyena.config import FinishLaunch, MixLaunch, ProjectLaunch
+from cute_kernels.hyena.filter import filter_arguments
+from cute_kernels.hyena.finish import FinishKernel
+from cute_kernels.hyena.long_conv import LongConvKernel
+from cute_kernels.hyena.project import TAPS, ProjectKernel
+from cute_kernels.hyena.weights import compact, operand_type, weights_arguments
+from cute_kernels.hyena.workspace import ROW_ALIGN, Constants
+from cute_kernels.runtime.kernel import compile_options
+
+F32, I32, I64 = cutlass.Float32, cutlass.Int32, cutlass.Int64
+
+
+def aligned(pointer, dtype=F32, alignment: int = 16):
+    """The same address, known to be aligned."""
+    return cute.make_ptr(dtype, pointer.toint(), cute.AddressSpace.gmem, assumed_align=alignment)
+
+
+def operand(buffer: cute.Tensor, constants: Constants, name: str):
+    """A matrix of 16-bit operands (parts, N, K)."""
+    shape = constants.shapes(0)[name]
+    start = aligned(buffer.iterator + constants.offsets()[name], operand_type(constants.dtype))
+    return cute.make_tensor(start, cute.make_ordered_layout(shape, order=(2, 1, 0)))
+
+
+def vector(buffer: cute.Tensor, constants: Constants, name: str):
+    start = aligned(buffer.iterator + constants.offsets()[name])
+    return cute.make_tensor(start, cute.make_layout(constants.shapes(0)[name]))
+
+
+def operands(buffer: cute.Tensor, constants: Constants):
+    """out_proj, fc1, fc2, their scales, and fc1's norms."""
+    matrices = [operand(buffer, constants, name) for name in ("out_proj", "fc1", "fc2")]
+    vectors = [vector(buffer, constants, n) for n in ("out_proj_scale", "fc1_scale", "fc2_scale", "fc1_norm")]
+    return matrices + vectors
+
+
+def pitch(length: I32):
+    return cute.assume((length + ROW_ALIGN - 1) // ROW_ALIGN * ROW_ALIGN, divby=ROW_ALIGN)
+
+
+def rows(buffer: cute.Tensor, index: int, batch: I32, width, length: I32, row: I32):
+    """(B, D, length) of the scratch buffer, whose rows are `row` apart: 0 is g, 1 is x0."""
+    per_batch = cute.assume(I64(row) * width, divby=ROW_ALIGN)
+    start = aligned(buffer.iterator + index * batch * per_batch)
+    layout = cute.make_layout((batch, width, length), stride=(per_batch, cute.assume(I64(row), divby=ROW_ALIGN), 1))
+    return cute.make_tensor(start, layout)
+
+
+class Projecting:
+    def __init__(self, config: ProjectLaunch):
+        self.config, self.kernel = config, ProjectKernel(config)
+
+    @cute.jit
+    def __call__(
+        self,
+        mX: cute.Tensor,  # as ProjectKernel takes them
+        mNw: cute.Tensor,
+        mNb: cute.Tensor,
+        mW: cute.Tensor,
+        mB: cute.Tensor,
+        mTaps: cute.Tensor,
+        mTb: cute.Tensor,
+        mZ: cute.Tensor,
+        mF1: cute.Tensor,
+        mFb1: cute.Tensor,
+        mFreq: cute.Tensor,
+        mF2: cute.Tensor,
+        mFb2: cute.Tensor,
+        mF3: cute.Tensor,
+        mFb3: cute.Tensor,
+        mFf: cute.Tensor,
+        mFbias: cute.Tensor,
+        mDeltas: cute.Tensor,
+        mWo: cute.Tensor,
+        mW1: cute.Tensor,
+        mW2: cute.Tensor,
+        scratch: cute.Tensor,
+        constants: cute.Tensor,
+        batch: I32,
+        length: I32,
+        conv_length: I32,
+        run: I32,
+        blocks: I32,
+        beside: I32,
+        eps: F32,
+        norm_len: I32,
+        shift: F32,
+        stream: cuda.CUstream,
+    ):
+        c = self.config
+        row = pitch(conv_length)
+        g, x0 = (rows(scratch, i, batch, c.width, row, row) for i in (0, 1))
+        taps = cute.make_layout((c.width, row), stride=(cute.assume(I64(row), divby=ROW_ALIGN), 1))
+        k = cute.make_tensor(aligned(constants.iterator + c.constants.offsets()["k"]), taps)
+        self.kernel(
+            *(mX, mNw, mNb, mW, mB, mTaps, mTb, g, x0),
+            *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, k),
+            *(mWo, mW1, mW2, *operands(constants, c.constants)),
+            *(length, conv_length, run, blocks, beside, eps, norm_len, shift, stream),
+        )
+
+
+def compile_project(config: ProjectLaunch, arch: str):
+    d, tokens = config.width, cute.sym_int()
+    inputs = [compact(F32, tokens, d), compact(F32, d), compact(F32, d), compact(F32, 3 * d, d), compact(F32, 3 * d)]
+    inputs += [compact(F32, 3 * d, TAPS), compact(F32, 3 * d)]
+    scalars = [*(I32(1) for _ in range(6)), F32(1e-5), I32(1), F32(0.05)]
+    return _compile(
+        Projecting(config),
+        *(*inputs, *filter_arguments(config.filter)[:-1], *weights_arguments(config.weights)[:3]),
+        *(_buffer(), _buffer(), *scalars),
+        arch=arch,
+    )
+
+
+class Mixing:
+    def __init__(self, config: MixLaunch):
+        self.kernel = LongConvKernel(config)
+
+    @cute.jit
+    def __call__(
+        self,
+        skip: cute.Tensor,  # (D,) fp32
+        scratch: cute.Tensor,
+        constants: cute.Tensor,
+        k_offset: I64,  # floats
+        batch: I32,
+        conv_length: I32,
+        rows_of_block: I32,
+        stream: cuda.CUstream,
+    ):
+        width, row = skip.shape[0], pitch(conv_length)
+        g, x0 = (rows(scratch, i, batch, width, conv_length, row) for i in (0, 1))
+        taps = cute.make_layout((width, conv_length), stride=(I64(row), 1))
+        k = cute.make_tensor(constants.iterator + k_offset, taps)
+        self.kernel(g, k, skip, g, x0, x0, rows_of_block, stream)
+
+
+def compile_mix(config: MixLaunch, arch: str):
+    scalars = [I64(0), I32(1), I32(1), I32(1)]
+    return _compile(Mixing(config), compact(F32, cute.sym_int()), _buffer(), _buffer(), *scalars, arch=arch)
+
+
+class Finishing:
+    def __init__(self, config: FinishLaunch):
+        self.config, self.kernel = config, FinishKernel(config)
+
+    @cute.jit
+    def __call__(
+        self,
+        x: cute.Tensor,  # (T, D) fp32
+        scratch: cute.Tensor,
+        constants: cute.Tensor,
+        mBo: cute.Tensor,  # as FinishKernel takes them
+        mB1: cute.Tensor,
+        mB2: cute.Tensor,
+        mNw: cute.Tensor,
+        mNb: cute.Tensor,
+        out: cute.Tensor,  # (T, D) fp32
+        batch: I32,
+        length: I32,
+        conv_length: I32,
+        eps: F32,
+        stream: cuda.CUstream,
+    ):
+        c = self.config
+        row = pitch(conv_length)
+        p = rows(scratch, 1, batch, c.width, row, row)
+        weights = (mBo, mB1, mB2, mNw, mNb)
+        self.kernel(p, x, *operands(constants, c.constants), *weights, out, length, conv_length, eps, stream)
+
+
+def compile_finish(config: FinishLaunch, arch: str):
+    d, m, tokens = config.width, config.inner, cute.sym_int()
+    weights = [compact(F32, n) for n in (d, m, d, d, d)]
+    scalars = [I32(1), I32(1), I32(1), F32(1e-5)]
+    return _compile(
+        Finishing(config),
+        *(compact(F32, tokens, d), _buffer(), _buffer(), *weights, compact(F32, tokens, d), *scalars),
+        arch=arch,
+    )
+
+
+def _buffer():
+    return compact(F32, cute.sym_int64())
+
+
+def _compile(host, *arguments, arch: str):
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    return cute.compile(host, *arguments, stream, options=compile_options(arch))
