@@ -151,7 +151,8 @@ class HyenaBlock(nn.Module):
         known = self._params
         compiling = torch.compiler.is_compiling()
         # Some wrappers exchange the storage of the same parameters.
-        addresses = None if compiling else [t.data_ptr() for t in tensors]
+        # Some tensors (of torch.func, fake ones) have none.
+        addresses = None if compiling or checks.is_observed() else [t.data_ptr() for t in tensors]
         if (
             known is None
             or addresses != self._addresses

@@ -142,6 +142,16 @@ def test_vmap_over_a_weight():
     assert torch.equal(got, torch.stack([of(bias) for bias in biases]))
 
 
+def test_vmap_over_modules():
+    modules = [cute_kernels.nn.HyenaBlock(64, 64, max_length=9) for _ in range(2)]
+    x = torch.randn(1, 5, 64)
+    with torch.no_grad():
+        want = torch.stack([module(x) for module in modules])
+        state = torch.func.stack_module_state(modules)
+        got = torch.func.vmap(lambda *state: torch.func.functional_call(modules[0], state, (x,)))(*state)
+    assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("options", [{"precision": "x"}, {"layer_norm_eps": -1.0}, {"max_length": True}])
 def test_modules_that_are_wrong(options):
     with pytest.raises(ValueError, match=f"HyenaBlock: {next(iter(options))} is"):
