@@ -1,53 +1,16 @@
 """What an operator's kernels move and compute on the machine, against the least that the operator needs.
 
 python -m reference.ptx count mamba_segsum 1x1 --arch sm_100a
+python -m reference.ptx count hyena_block 1x131,precision=highest --arch sm_90a
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 from .machine import ptx_machine
+from .operators import OPERATORS, Least
 from .report import Report
-
-
-@dataclass
-class Least:
-    """The bytes and operations that no implementation can avoid."""
-
-    read: int
-    written: int
-    mma: int
-    transcendentals: int
-
-
-def _segsum(size: str):
-    """Official shapes, b x c chunks; Q=, H= and N= may follow: 1x1,Q=64,H=8,N=64."""
-    import torch
-
-    import cute_kernels
-
-    from .. import inputs
-
-    chunks, *rest = size.split(",")
-    b, c = (int(v) for v in chunks.split("x"))
-    names = {"Q": "chunk_size", "H": "heads", "N": "d_state", "G": "groups"}
-    shape = {names[k]: int(v) for k, v in (r.split("=") for r in rest)}
-    given = inputs.official(0, batch=b, chunks=c, **shape)
-    tensors = [t for t in given if isinstance(t, torch.Tensor)]
-    q, h, n = given.dt.shape[2], given.dt.shape[3], given.B.shape[4]
-    pairs = b * c * q * (q + 1) // 2
-    least = Least(
-        read=sum(t.nbytes for t in tensors),
-        written=b * c * h * (3 * q * q * given.B.element_size() + 2 * q * 4),
-        mma=2 * b * c * given.B.shape[3] * q * q * n,
-        transcendentals=h * pairs + 3 * b * c * q * h,
-    )
-    return lambda: cute_kernels.mamba_segsum(*given), least
-
-
-OPERATORS = {"mamba_segsum": _segsum}
 
 CLASSES = {
     "copy": ("cp", "tcgen05.cp", "prefetch"),
@@ -91,17 +54,29 @@ def roles(report: Report) -> dict[str, Counter]:
     return groups
 
 
+def fp32_operations(report: Report) -> int:
+    """Additions and multiplications, an fma as two, with every lane of a warp counted."""
+    total = 0
+    for i, n in zip(report.program.kernel.instructions, report.executed.sum(0), strict=False):
+        words = i.opcode.split(".")
+        if words[0] in ("fma", "add", "sub", "mul") and words[-1] in ("f32", "f32x2"):
+            total += 32 * int(n) * (2 if words[0] == "fma" else 1) * (2 if words[-1] == "f32x2" else 1)
+    return total
+
+
 def _ratio(actual: int, least: int) -> str:
     return f"{actual / least:8.2f} x" if least else "       -"
 
 
 def text(operator: str, size: str, arch: str) -> str:
     """Runs the operator and returns the table."""
-    call, least = OPERATORS[operator](size)
+    work = OPERATORS[operator](size)
     with ptx_machine(arch) as machine:
-        call()
+        work.call()
     if not machine.reports:
-        raise SystemExit(f"{operator} {size} launched no kernel")
+        raise NotImplementedError(f"{operator} {size} on {arch} launches no kernel: PyTorch computes all of it")
+    missing = [k for k in work.kernels if not any(k in report.kernel for report in machine.reports)]
+    least = Least(0, 0) if missing else work.least
     c: Counter = Counter()
     for report in machine.reports:
         c.update(report.counts)
@@ -127,10 +102,14 @@ def text(operator: str, size: str, arch: str) -> str:
         *[(f"MMA operations, {k}", c[f"mma_{k}"], 0) for k in ("bf16", "fp16", "tf32", "fp8") if c[f"mma_{k}"]],
         ("MMA operations, all", mma, least.mma),
         ("special functions", c["transcendentals"], least.transcendentals),
+        ("fp32 operations, of whole warps", sum(map(fp32_operations, machine.reports)), least.fp32),
         ("barriers", c["barriers"], 0),
         ("warp instructions", c["instructions"], 0),
     ]
     lines = [f"{operator} {size} on {arch}: {len(machine.reports)} launches", f"{'':44}{'machine':>16}{'minimum':>16}"]
+    if missing:
+        what = f"no kernel on {arch} for {', '.join(missing)}"
+        lines.insert(1, f"{what}: PyTorch computes that, nothing of it is counted, and no minimum compares")
     for name, actual, minimum in rows:
         lines.append(
             f"{name:44}{actual:16,}{minimum or '':>16,}{_ratio(actual, minimum)}"
