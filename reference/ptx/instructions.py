@@ -248,7 +248,7 @@ TABLE: list[Row] = [
     Row("barrier.cluster.wait[.acquire].aligned", "cluster_wait", "", CONVERGENT),
     Row("fence.proxy.async[.global|.shared::cta|.shared::cluster]", "fence_proxy_async"),
     Row("fence.proxy.<p:alias|tensormap|async>::<mods:.*>", "nothing", encoders.nothing),
-    Row("fence.mbarrier_init.release.cluster", "nothing"),
+    Row("fence.mbarrier_init.release.cluster", "fence_mbarrier_init"),
     Row(
         "fence[.sc|.acq_rel|.acquire|.release][.sync_restrict::shared::cta.cluster|.cta|.cluster|.gpu|.sys]",
         "nothing",

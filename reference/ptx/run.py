@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 from .boundary import Launch, load
 from .core import core
@@ -10,6 +11,8 @@ from .launch import GlobalMemory, Options, execute
 from .parser import Module, PtxError, parse
 from .program import Program
 from .report import MachineFault, Report
+
+MAX_SHARED = 232448  # 227 KB: what one CTA may have
 
 
 @functools.lru_cache(maxsize=64)
@@ -31,6 +34,12 @@ def run_launch(ptx_text: str, launch: Launch, memory: GlobalMemory, options: Opt
     sizes = [g % c for g, c in zip(launch.grid, launch.cluster, strict=True)]
     if any(sizes) or not all(launch.grid) or not all(launch.block):
         raise PtxError(f"invalid launch: grid {launch.grid}, cluster {launch.cluster}, block {launch.block}")
+    shared = program.static_shared + launch.shared
+    if shared > MAX_SHARED or math.prod(launch.block) > 1024 or math.prod(launch.cluster) > 16:
+        raise PtxError(
+            f"invalid launch: {shared} bytes of shared memory (at most {MAX_SHARED}), block {launch.block} "
+            f"(at most 1024 threads), cluster {launch.cluster} (at most 16 CTAs)"
+        )
     wanted = program.kernel.threads
     if wanted and wanted != launch.block and ".reqntid" in "".join(program.module.lines):
         raise PtxError(f"invalid launch: block {launch.block}, but the kernel requires {wanted}")

@@ -3,12 +3,14 @@
 import re
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
-from reference.ptx import MachineFault
+from reference.ptx import MachineFault, PtxError
 
 from .kernels import compiled
 from .running import run
+from .snippets import launch, module
 
 
 @dataclass
@@ -69,6 +71,25 @@ FAULTS = [
         "",
         "missing wgmma.fence",
         r"wgmma\.mma_async",
+    ),
+    Fault(
+        "mbarrier fence dropped before a tensor copy",
+        TRANSPOSE,
+        "sm_90a",
+        r"fence\.mbarrier_init[^;]*;",
+        "",
+        "missing mbarrier fence",
+        r"cp\.async\.bulk\.tensor\.2d\.shared",
+    ),
+    Fault(
+        "mbarrier fence dropped before a commit",
+        GEMM100,
+        "sm_100a",
+        r"fence\.mbarrier_init[^;]*;",
+        "",
+        "missing mbarrier fence",
+        r"tcgen05\.commit",
+        nth=1,
     ),
     # barriers
     Fault(
@@ -331,3 +352,52 @@ def test_planted_fault_is_found(fault):
     assert any(re.search(fault.at, lines[n - 1]) for f in found for n in (f.line, f.other_line) if n), (
         f"not at the line: {caught.value}"
     )
+
+
+EXCHANGE = """
+shl.b32 %r1, %r0, 2;
+mov.u32 %r2, tile;
+add.s32 %r3, %r2, %r1;
+xor.b32 %r4, %r1, 4;
+add.s32 %r4, %r2, %r4;
+mul.wide.u32 %rd1, %r0, 4;
+add.s64 %rd1, %rd1, %rd0;
+st.shared.b32 [%r3], %r0;
+bar.warp.sync -1; // written
+ld.shared.b32 %r5, [%r4];
+bar.warp.sync -1; // read
+st.shared.b32 [%r3], %r5;
+fence.proxy.async;
+bar.warp.sync -1; // written again
+setp.eq.b32 %p0, %r0, 0;
+@%p0 cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r2], 128;
+cp.async.bulk.commit_group;
+cp.async.bulk.wait_group 0;
+"""
+
+
+@pytest.mark.parametrize(
+    "dropped, at",
+    [
+        (None, ""),
+        ("written", r"ld\.shared\.b32 %r5"),
+        ("read", r"st\.shared\.b32 \[%r3\], %r5"),
+        ("written again", r"cp\.async\.bulk\.global"),
+    ],
+)
+def test_lanes_of_a_warp_must_meet(dropped, at):
+    """Lanes exchange values through shared memory, and one of them copies it out; each bar.warp.sync is needed."""
+    body = re.sub(rf"bar\.warp\.sync -1; // {dropped}\n", "", EXCHANGE)
+    text = module(body, 1, before=".shared .align 128 .b8 tile[128];")
+    out = np.zeros(32, np.uint32)
+    report = launch(text, [out])
+    np.testing.assert_array_equal(out, np.arange(32) ^ 1)
+    assert bool(report.findings) == bool(dropped)
+    if dropped:
+        assert {f.kind for f in report.findings} == {"race"}
+        assert re.search(at, text.splitlines()[report.findings[0].line - 1])
+
+
+def test_more_shared_memory_than_there_is_is_refused():
+    with pytest.raises(PtxError, match="232449 bytes of shared memory"):
+        launch(module("", 0), [], shared=232449)

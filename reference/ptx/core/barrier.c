@@ -55,6 +55,7 @@ OP(barrier) {
         return BLOCK;
     }
     f->arrived = 0;
+    lanes_meet(w);
     clock_join(m, w->clock, b->completed);
     return NEXT;
 }
@@ -82,6 +83,7 @@ OP(cluster_wait) {
         return BLOCK;
     }
     w->cluster_arrived = 0;
+    lanes_meet(w);
     clock_join(m, w->clock, b->completed);
     return NEXT;
 }
@@ -92,8 +94,10 @@ OP(grid_wait) {                  /* griddepcontrol.wait: the launch before is do
     return NEXT;
 }
 
+OP(fence_mbarrier_init) { (void)m, (void)a, (void)on; mbarrier_fence(w, 0); return NEXT; }
 OP(fence_proxy_async) {          /* what is known to be done becomes visible to the async proxy */
     (void)a, (void)on;
+    mbarrier_fence(w, 1);
     for (uint32_t i = 0; i < m->agents; i++)
         if (w->clock.fenced[i] < w->clock.done[i]) w->clock.fenced[i] = w->clock.done[i];
     w->clock.done[agent(w, AGENT_WARP)]++;     /* later stores are not covered */

@@ -95,6 +95,7 @@ typedef struct {
     uint32_t copy_phase;              /* the last phase that a copy completes in, and where the copy was issued; 0: none */
     int32_t copy_pc;
     Clock arriving, completed;
+    int32_t fenced;                   /* its initialisation is visible to the async proxy */
 } Mbarrier;
 
 typedef struct {                 /* a named barrier of a CTA, or the cluster's barrier */
@@ -111,6 +112,7 @@ typedef struct {                 /* lanes of a warp at one instruction */
     char why[160];               /* what a blocked fragment waits for */
 } Fragment;
 
+typedef struct { uint32_t write, read; } LaneTouch;   /* each: sync of the warp << 11 | many lanes << 10 | warp << 5 | lane; 0: nobody */
 typedef struct { uint32_t committed, waited, open; } Groups;   /* counters of commit groups; open: operations since the last commit */
 
 struct Warp {
@@ -131,6 +133,7 @@ struct Warp {
     int busy_registers;          /* how many registers an asynchronous instruction still uses */
     uint32_t *busy;              /* per register: 0, or the wgmma group (bit 31 clear) or tcgen05.ld (bit 31 set) that uses it */
     uint32_t *stamp;             /* per register: value of `steps` when an ordinary instruction last wrote it */
+    uint32_t sync;               /* how often its lanes have waited for each other */
     uint64_t wgmma_fence;        /* 1 + the value of `steps` at the last wgmma.fence; 0: none yet */
 };
 
@@ -139,6 +142,7 @@ struct Cta {
     uint32_t rank, index, id[3]; /* rank in the cluster, linear index in the grid, %ctaid */
     uint8_t *shared;
     uint32_t *shared_history;    /* per 2 bytes of shared memory: its last write and the reads since (order.c) */
+    LaneTouch *lane_history;     /* per 2 bytes of shared memory: which lane touched it last (order.c) */
     uint8_t *tile_swizzle;       /* per 16 bytes of shared memory: 1 + the swizzle with which a tensor copy wrote them, 0: something else did */
     uint8_t *mbarrier_at;        /* per 8 bytes of shared memory: 1 + number of the mbarrier that lives there */
     Mbarrier mbarriers[MAX_MBARRIERS];
@@ -235,6 +239,8 @@ void release(Machine *m, Warp *w, Clock into);       /* what w has done becomes 
 void history_reset(void);
 void touch(Machine *m, Warp *issuer, uint32_t *history, uint32_t count, Access access, const char *space, uint32_t address, uint32_t unit);
 void touch_shared(Machine *m, Warp *issuer, Cta *owner, uint32_t offset, uint32_t bytes, Access access);
+void touch_lane(Machine *m, Warp *w, Cta *owner, uint32_t offset, uint32_t bytes, int lane, access_kind_t kind);
+void lanes_meet(Warp *w);                            /* every lane of w knows what the others have done */
 Access own_access(Warp *w, access_kind_t kind);
 Access async_access(Warp *w, uint32_t agent, uint32_t clock, access_kind_t kind);
 
@@ -250,6 +256,8 @@ enum { SPACE_GENERIC, SPACE_GLOBAL, SPACE_SHARED, SPACE_CLUSTER, SPACE_LOCAL, SP
 
 /* mbarrier.c */
 Mbarrier *mbarrier_at(Machine *m, Warp *w, uint32_t address, Cta **owner);
+void mbarrier_for_async(Machine *m, const Mbarrier *b, const Cta *owner);   /* checks that the async proxy may see it */
+void mbarrier_fence(Warp *w, int others);            /* the warp's initialisations (and others it knows of) become visible to it */
 void mbarrier_arrive(Machine *m, Mbarrier *b, Cta *owner, uint32_t count);
 void mbarrier_transaction(Machine *m, Mbarrier *b, Cta *owner, int64_t bytes);   /* positive: expected; negative: completed */
 uint32_t mbarrier_agent(const Mbarrier *b, const Cta *owner);

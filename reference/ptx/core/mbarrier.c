@@ -28,6 +28,20 @@ static void complete_if_due(Machine *m, Mbarrier *b, Cta *owner) {
     m->progress++;
 }
 
+void mbarrier_for_async(Machine *m, const Mbarrier *b, const Cta *owner) {
+    if (m->strict && !b->fenced)
+        finding(m, "missing mbarrier fence", b->init_pc, 0,
+                "the async proxy uses the mbarrier at shared address %u of CTA rank %u: no fence.mbarrier_init or fence.proxy.async follows its initialisation",
+                b->address, owner->rank);
+}
+
+void mbarrier_fence(Warp *w, int others) {
+    for (int i = 0; i < w->cta->n_mbarriers; i++) {
+        Mbarrier *b = &w->cta->mbarriers[i];
+        b->fenced |= b->init_agent == agent(w, AGENT_WARP) || (others && w->clock.done[b->init_agent] >= b->init_clock);
+    }
+}
+
 void mbarrier_arrive(Machine *m, Mbarrier *b, Cta *owner, uint32_t count) {
     if ((int64_t)count > b->pending)
         fault(m, "mbarrier", 0, "%u arrivals at the mbarrier at shared address %u of CTA rank %u, which waits for %d more in this phase (%u in all)", count,
@@ -165,7 +179,7 @@ OP(mbarrier_wait) {
         int complete = a[5] ? ((b->phase ^ u32(w, a[4])[l]) & 1) : b->phase > u64(w, a[4])[l];
         if (complete) {
             done |= 1u << l;
-            if (b != last) clock_join(m, w->clock, b->completed);
+            if (b != last) clock_join(m, w->clock, b->completed), lanes_meet(w);
         } else wanted = a[5] ? u32(w, a[4])[l] & 1 : (uint32_t)u64(w, a[4])[l];
         last = b;
     }

@@ -94,6 +94,7 @@ uint8_t *any_at(Machine *m, Warp *w, int lane, int space, uint64_t address, uint
             finding(m, "mbarrier overwritten", owner->mbarriers[owner->mbarrier_at[offset / 8] - 1].init_pc, 1u << lane,
                     "an ordinary %s at shared address %u, where an mbarrier lives", kind == READ ? "load" : "store", offset);
         touch_shared(m, w, owner, offset, bytes, own_access(w, kind));
+        touch_lane(m, w, owner, offset, bytes, lane, kind);
         return p;
     }
     if (space == SPACE_LOCAL || (space == SPACE_GENERIC && window == LOCAL_WINDOW)) {
@@ -276,6 +277,7 @@ OP(cpasync) {
         Access x = async_access(w, agent(w, AGENT_CPASYNC), w->cpasync.committed + 1, WRITE);
         x.proxy = GENERIC;
         touch_shared(m, w, owner, shared_offset(to), bytes, x);
+        touch_lane(m, w, owner, shared_offset(to), bytes, l, WRITE);
         if (from_bytes) memcpy(d, global_at(m, effective_address(w, a + 3, l), from_bytes, READ), from_bytes);
         memset(d + from_bytes, 0, bytes - from_bytes);
         m->counts[COUNT_CPASYNC_BYTES] += from_bytes;

@@ -169,6 +169,25 @@ void touch_shared(Machine *m, Warp *issuer, Cta *owner, uint32_t offset, uint32_
     touch(m, issuer, owner->shared_history + offset / 2, (offset % 2 + bytes + 1) / 2, access, "shared", offset, 2);
 }
 
+/* Lanes of one warp: what one stored, another may read (and what one read, another may overwrite) only after they met at a barrier. */
+void lanes_meet(Warp *w) { w->sync++; }
+
+void touch_lane(Machine *m, Warp *w, Cta *owner, uint32_t offset, uint32_t bytes, int lane, access_kind_t kind) {
+    if (!m->strict || owner != w->cta || kind == ATOMIC) return;
+    uint32_t mine = (w->sync + 1) << 11 | (uint32_t)w->index << 5 | (uint32_t)lane, many = 1u << 10;
+    for (uint32_t i = offset / 2; i <= (offset + bytes - 1) / 2; i++) {
+        LaneTouch *t = &owner->lane_history[i];
+        uint32_t other = kind == READ ? t->write : t->read;
+        if (other != mine && (other ^ mine) >> 11 == 0 && ((other ^ mine) >> 5 & 31) == 0) {
+            finding(m, "race", -1, 1u << lane, "lane %d %s shared address %u after %s %s it, with no bar.warp.sync or other barrier between them", lane,
+                    kind == READ ? "reads" : "writes", 2 * i, other & many ? "several lanes" : "another lane", kind == READ ? "wrote" : "read");
+            return;
+        }
+        if (kind == WRITE) t->write = mine;
+        else if (t->read != mine) t->read = (t->read ^ mine) >> 11 == 0 && (t->read >> 5 & 31) == (uint32_t)w->index ? mine | many : mine;
+    }
+}
+
 Access own_access(Warp *w, access_kind_t kind) {
     uint32_t a = agent(w, AGENT_WARP);
     return (Access){a, w->clock.done[a], pc_of(w), GENERIC, kind};

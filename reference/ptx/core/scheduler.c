@@ -165,6 +165,7 @@ static void start_cta(Machine *m, Cta *c, uint32_t rank, const uint32_t origin[3
     c->shared = aligned_alloc(1024, SHARED_BYTES);
     memset(c->shared, 0xff, SHARED_BYTES);       /* NaNs: what nothing wrote must not look like data */
     c->shared_history = calloc(SHARED_BYTES / 2, sizeof(uint32_t));
+    c->lane_history = calloc(SHARED_BYTES / 2, sizeof(LaneTouch));
     c->mbarrier_at = calloc(SHARED_BYTES / 8, 1);
     c->tile_swizzle = calloc(SHARED_BYTES / 16, 1);
     if (m->sm100) {
@@ -210,7 +211,7 @@ static void end_cta(Cta *c) {
     }
     for (int i = 0; i < 16; i++) clock_free(c->named[i].arriving), clock_free(c->named[i].completed);
     for (int i = 0; i < c->n_mbarriers; i++) clock_free(c->mbarriers[i].arriving), clock_free(c->mbarriers[i].completed);
-    free(c->constants), free(c->warps), free(c->shared), free(c->shared_history), free(c->mbarrier_at), free(c->tile_swizzle), free(c->tmem), free(c->tmem_history);
+    free(c->constants), free(c->warps), free(c->shared), free(c->shared_history), free(c->lane_history), free(c->mbarrier_at), free(c->tile_swizzle), free(c->tmem), free(c->tmem_history);
 }
 
 static int any_live(const Machine *m) {

@@ -260,6 +260,7 @@ OP(tcgen_commit) {
         Cta *c;
         if (r >= (uint32_t)m->n_ctas) fault(m, "out of bounds", on, "tcgen05.commit to CTA rank %u of a cluster of %d", r, m->n_ctas);
         Mbarrier *b = mbarrier_at(m, w, shared_offset(at) | r << 24, &c);
+        mbarrier_for_async(m, b, c);
         w->clock.done[unit] = w->tcgen_ops;
         clock_join(m, b->arriving, w->clock);
         w->clock.done[unit] = before;                   /* the issuing thread itself has not waited */

@@ -22,6 +22,7 @@ static TensorMap decode(Machine *m, const uint8_t *d) {
     t.element = sizes[word >> 7 & 15];
     t.swizzle_bits = (int)(word >> 13 & 3);
     t.tf32 = (word >> 7 & 15) == 7 && word >> 16 & 1;
+    if (t.base % 16) fault(m, "misaligned", 0, "a tensor map of memory at 0x%llx, not a multiple of 16 bytes", (unsigned long long)t.base);
     if ((word & 15) != 2 || t.rank > 5 || !t.element) fault(m, "tensor map", 0, "the 128 bytes at the tensor map's address are no descriptor this machine knows (word 0x%08x)", word);
     t.stride[0] = (uint64_t)t.element;
     for (int i = 0; i < t.rank; i++) {
@@ -122,12 +123,13 @@ static void combine(Machine *m, const TensorMap *t, int op, uint8_t *to, const u
     }
 }
 
-static void store_box(Machine *m, Warp *w, const TensorMap *t, const int32_t *at, Cta *cta, uint32_t offset, int op) {
+static void store_box(Machine *m, Warp *w, const TensorMap *t, const int32_t *at, Cta *cta, uint32_t offset, int op, int lane) {
     uint32_t inner = t->box[0] * (uint32_t)t->element, rows = 1, end = SHARED_BASE + m->static_shared + m->dynamic_shared;
     for (int i = 1; i < t->rank; i++) rows *= t->box[i];
     if (offset < SHARED_BASE || offset + rows * inner > end)
         fault(m, "out of bounds", 0, "a box of %u bytes at shared address %u; the CTA has %u to %u", rows * inner, offset, SHARED_BASE, end);
     touch_shared(m, w, cta, offset, rows * inner, async_access(w, agent(w, AGENT_BULK), w->bulk.committed + 1, READ));
+    touch_lane(m, w, cta, offset, rows * inner, lane, READ);
     uint8_t row[256 * 16];
     for (uint32_t r = 0; r < rows; r++) {
         uint32_t rest = r;
@@ -160,6 +162,7 @@ static int find_targets(Machine *m, Warp *w, uint32_t to, uint32_t barrier, int3
         uint32_t at = mask_operand == -1 ? barrier : shared_offset(barrier) | (r & ~1u) << 24 | (((barrier >> 24) ^ (to >> 24) ^ r) & 1) << 24;
         targets[n].cta = &m->ctas[r];
         targets[n].barrier = mbarrier_at(m, w, at, &targets[n].barrier_cta);
+        mbarrier_for_async(m, targets[n].barrier, targets[n].barrier_cta);
         n++;
     }
     return n;
@@ -198,7 +201,7 @@ OP(tma_store) {
         for (int i = 0; i < t.rank; i++) at[i] = (int32_t)u32(w, a[8 + i])[l];
         check_box(m, &t, shared_offset(from), l);
         shared_at(m, w, from, 16, &owner);
-        store_box(m, w, &t, at, owner, shared_offset(from), a[6]);
+        store_box(m, w, &t, at, owner, shared_offset(from), a[6], l);
         m->counts[COUNT_TMA_OPERATIONS]++;
     }
     w->bulk.open = 1;
@@ -249,6 +252,7 @@ OP(bulk_store) {
         if (!bytes) continue;
         const uint8_t *p = shared_at(m, w, from, bytes, &owner);
         touch_shared(m, w, owner, shared_offset(from), bytes, async_access(w, agent(w, AGENT_BULK), w->bulk.committed + 1, READ));
+        touch_lane(m, w, owner, shared_offset(from), bytes, l, READ);
         if (a[7] >= 0 && a[8] != 4) fault(m, "not implemented", 1u << l, "a reducing bulk copy of this type");
         TensorMap t = {.element = 4};
         combine(m, &t, a[7], global_at(m, to, bytes, a[7] < 0 ? WRITE : ATOMIC), p, bytes);

@@ -98,6 +98,7 @@ OP(warpsync) {                   /* bar.warp.sync */
     (void)m;
     lanes_t members = member_mask(w, a[0], on);
     GATHER(members);
+    lanes_meet(w);
     return NEXT;
 }
 
