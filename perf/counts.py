@@ -37,11 +37,16 @@ def counts(
         raise typer.BadParameter(str(e)) from None
     data: dict[str, Any] = {"schema": SCHEMA, "op": op.value, "options": options}
     data["revision"] = runs.machine()["revision"]
-    for arch in ARCHS:
-        data[arch] = {case.name: count(case, options, arch) for case in track(chosen, arch, console=console)}
+    data |= {arch: {} for arch in ARCHS}
     path = out / ("_".join(["counts", op.value, *options.values()]) + ".json")
     out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=1) + "\n")
+    pairs = [(case, arch) for case in chosen for arch in ARCHS]
+    try:
+        for case, arch in track(pairs, "counting", console=console, transient=True):
+            data[arch][case.name] = count(case, options, arch)
+            path.write_text(json.dumps(data, indent=1) + "\n")
+    except KeyboardInterrupt:
+        console.print("Stopped; what was counted is kept.")
     console.print(f"Written: {path}", highlight=False, soft_wrap=True)
 
 
