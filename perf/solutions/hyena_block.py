@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from cute_kernels.hyena import stages
 from cute_kernels.hyena.compose import Composition
 from cute_kernels.hyena.params import NAMES, HyenaOptions, HyenaProblem
 from cute_kernels.runtime import backend
@@ -24,4 +25,5 @@ def run(hidden_states: Tensor, *arguments: Tensor | float) -> None:
         HyenaOptions(float(layer_norm_eps), float(exp_mod_shift)),
         *("high", batch, length, device, gpu.arch(device), gpu.sm_count(device)),
     )
-    block.run(hidden_states, w, block.make_constants(w), output)
+    launch = block.run if block.launches is None else block.launcher()
+    launch(hidden_states, stages.as_arguments(w), None, output)
