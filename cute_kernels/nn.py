@@ -129,7 +129,7 @@ class HyenaBlock(nn.Module):
             self.norm2 = nn.LayerNorm(d_model, eps=layer_norm_eps)
         self.max_length, self.precision = max_length, precision
         self._params: HyenaBlockParams | None = None
-        self._addresses: list[int] | None = None  # of its tensors
+        self._made_from: tuple | None = None  # addresses and options
 
     def forward(self, x: Tensor) -> Tensor:  # [B, L, D] -> [B, L, D]
         return hyena_block(x, self.params, precision=self.precision)
@@ -152,13 +152,16 @@ class HyenaBlock(nn.Module):
         compiling = torch.compiler.is_compiling()
         # Some wrappers exchange the storage of the same parameters.
         # Some tensors (of torch.func, fake ones) have none.
-        addresses = None if compiling or checks.is_observed() else [t.data_ptr() for t in tensors]
+        addresses = None if compiling or checks.is_observed() else [t.data_ptr() for t in (*tensors, z)]
+        made_from = (addresses, self.norm1.eps, self.norm2.eps, self.max_length)
         if (
             known is None
-            or addresses != self._addresses
+            or made_from != self._made_from
             or z is not known.z
             or not all(map(operator.is_, tensors, known.tensors))
         ):
+            if self.norm1.eps != self.norm2.eps:
+                raise checks.wrong("HyenaBlock", "norm2.eps", self.norm2.eps, f"norm1.eps, {self.norm1.eps}")
             known = HyenaBlockParams(
                 **dict(zip(NAMES, tensors, strict=True)),
                 z=z,
@@ -166,7 +169,7 @@ class HyenaBlock(nn.Module):
                 **hyena_dna_options(self.max_length),
             )
             if not compiling:
-                self._params, self._addresses = known, addresses
+                self._params, self._made_from = known, made_from
         return known
 
     def _apply(self, *args: Any, **kwargs: Any) -> HyenaBlock:

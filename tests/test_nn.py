@@ -111,3 +111,15 @@ def test_meta_device():
 def test_wrong_sizes(options, message):
     with pytest.raises(ValueError, match=f"HyenaBlock: {message}"):
         make(**options)
+
+
+def test_options_changed_later_count():
+    block = make()
+    x = torch.randn(1, 9, 64)
+    before = block(x)
+    block.norm1.eps = block.norm2.eps = 10.0
+    after = block(x)
+    assert not torch.equal(before, after)
+    block.norm2.eps = 1e-5
+    with pytest.raises(ValueError, match="norm2.eps"):
+        block(x)
