@@ -115,10 +115,25 @@ class Finish(HyenaKernel):
         return self.inner // self.split // (2 * self.chunk)
 
     @property
+    def own(self) -> int:
+        """Blocks of 8 columns, of each warpgroup's half, that one of the split's blocks finishes."""
+        return self.half // 8 // self.split
+
+    @property
+    def rows_in_shared(self) -> bool:
+        """The residual's part that a block finishes waits in shared memory, not in the output."""
+        return self.split >= 4
+
+    @property
+    def kept(self) -> int:
+        """Elements of it."""
+        return self.tile * self.width // self.split if self.rows_in_shared else 0
+
+    @property
     def stages(self) -> int:
         """Stages of each warpgroup's ring of weights: what is left of shared memory."""
         tokens = self.parts * self.tile * self.width * 2
-        vectors = 4 * (6 * self.width + 2 * self.inner // self.split + 5 * self.tile + 32)
+        vectors = 4 * (6 * self.width + 2 * self.inner // self.split + 5 * self.tile + 32 + self.kept)
         return min(6, (self.shared - 2048 - tokens - vectors) // (2 * self.stage_bytes))
 
     def compile(self, arch: str) -> Any:

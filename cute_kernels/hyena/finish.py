@@ -89,6 +89,7 @@ class FinishKernel:
             sReduce: cute.struct.MemRange[F32, 4 * c.tile]
             sScale: cute.struct.MemRange[F32, c.tile]
             sBound: cute.struct.MemRange[F32, 4 * c.consumers // 32]
+            sKept: cute.struct.Align[cute.struct.MemRange[F32, c.kept], 16]
             sA: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(a_layout)], 1024]
             sW: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(box_layout)], 1024]
 
@@ -155,6 +156,7 @@ class FinishKernel:
         sums = cute.make_layout((4, 128, c.half // 8, 2), stride=(1, 4, 512, c.stages * c.stage_bytes // 4))
         sWhole = cute.make_tensor(cute.recast_ptr(storage.sW.data_ptr(), dtype=F32), sums)
         sPart = cute.make_tensor(sWhole.iterator + 64 * c.half, sums)
+        sKept = cute.make_tensor(storage.sKept.data_ptr(), cute.make_layout((4, 128, c.own, 2)))
         by_pairs = cute.make_layout((4, c.width // 2))
         sO, sN, s2 = (s.get_tensor(by_pairs) for s in (storage.sO, storage.sN, storage.s2))
         s1 = storage.s1.get_tensor(cute.make_layout((4, c.inner // c.split // 2)))
@@ -178,7 +180,24 @@ class FinishKernel:
             cute.arch.setmaxregister_increase(240)
             self.consume(
                 *(ring, tidx, warp_idx, part, token0, mP, mX, mSo, mS1, mS2, mNorm1, mBo, mB1, mB2, mNw, mNb, mOut),
-                *(length, conv_length, eps, sA, sBox, sWide, sO, sN, s1, s2, sReduce, sScale, sBound, sWhole, sPart),
+                *(
+                    length,
+                    conv_length,
+                    eps,
+                    sA,
+                    sBox,
+                    sWide,
+                    sO,
+                    sN,
+                    s1,
+                    s2,
+                    sReduce,
+                    sScale,
+                    sBound,
+                    sWhole,
+                    sPart,
+                    sKept,
+                ),
             )
 
     @cute.jit
@@ -223,6 +242,7 @@ class FinishKernel:
         sBound: cute.Tensor,
         sWhole: cute.Tensor,
         sPart: cute.Tensor,
+        sKept: cute.Tensor,
     ):
         c = self.config
         wg = warp_idx // 4
@@ -296,16 +316,19 @@ class FinishKernel:
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, c.stages)
         states = (state, state.clone())
 
-        # out_proj: r = p Wo^T + bo + x. Of r a block keeps in the output what it will finish: a part of the columns.
+        # out_proj: r = p Wo^T + bo + x. Of r a block keeps what it will finish, a part of the columns: in the
+        # output, or in shared memory where that has room.
         r = cute.make_rmem_tensor(c.half // 2, F32)
         states = self.stream.product(ring, states, wg, r, fA, fB, self.stream.out_proj)
         rows.add_residual(r, x, sO, sScale, pair0, tidx)
         rows.statistics(r, sReduce, wg, tidx)
-        own = c.half // 8 // c.split  # blocks of 8 columns
         for i in cutlass.range_constexpr(c.split):
             if part == i:
-                mine = cute.make_tensor(r.iterator + 4 * own * i, cute.make_layout((2, 2, own)))
-                rows.store_pairs(mine, mOut, token0, pair0 + 4 * own * i, tidx)
+                mine = cute.make_tensor(r.iterator + 4 * c.own * i, cute.make_layout((4, c.own)))
+                if cutlass.const_expr(c.rows_in_shared):
+                    cute.autovec_copy(mine, sKept[None, thread, None, wg])
+                else:
+                    rows.store_pairs(rows.blocks_of(mine), mOut, token0, pair0 + 4 * c.own * i, tidx)
         rows.sync()  # also: nothing reads p any more
         rows.normalise(r, sReduce, sN, pair0, eps, tidx)
         rows.store_pairs_of_operand(r, sA, wg * c.half, c.parts, tidx)
@@ -337,11 +360,15 @@ class FinishKernel:
         # Each warpgroup gets the other's sums of its own half of the columns, then each block those of its part.
         mine = cute.make_tensor(total.iterator, cute.make_layout((4, c.half // 8)))
         other = cute.make_tensor(total.iterator + c.half // 2, mine.layout)
-        first = pair0 + 4 * own * part
-        kept = cute.make_rmem_tensor((2, 2, own), F32)
+        first = pair0 + 4 * c.own * part
+        kept = cute.make_rmem_tensor((2, 2, c.own), F32)
         rows.sync_warpgroup(wg)  # its last weights are read
         cute.autovec_copy(other, sWhole[None, thread, None, wg])
-        if cutlass.const_expr(c.split == 1):
+        if cutlass.const_expr(c.rows_in_shared):
+            cute.autovec_copy(
+                sKept[None, thread, None, wg], cute.make_tensor(kept.iterator, cute.make_layout((4, c.own)))
+            )
+        else:
             rows.load_pairs(mOut, kept, token0, first, tidx)
         rows.sync()
         cute.autovec_copy(sWhole[None, thread, None, 1 - wg], other)
@@ -349,12 +376,15 @@ class FinishKernel:
         if cutlass.const_expr(c.split > 1):
             cute.autovec_copy(mine, sPart[None, thread, None, wg])
             cute.arch.cluster_arrive()
-            rows.load_pairs(mOut, kept, token0, first, tidx)
             cute.arch.cluster_wait()
-            rows.sum_over_cluster(sPart, total, own, part, wg, thread, c.split)
+            rows.sum_over_cluster(sPart, total, c.own, part, wg, thread, c.split)
         rows.add_scaled(kept, total, s2, first, tidx)
+        # No block may end while others read its sums, or tell it that a stage is free. The stores need no waiting for.
+        if cutlass.const_expr(c.cluster > 1):
+            cute.arch.cluster_arrive()
         rows.store_pairs(kept, mOut, token0, first, tidx)
-        self.meet()
+        if cutlass.const_expr(c.cluster > 1):
+            cute.arch.cluster_wait()
 
 
 def compile_finish(config: Finish, arch: str):

@@ -195,19 +195,26 @@ def statistics(
     tidx: I32,
 ):
     """Mean and sum of squares of this warpgroup's half of each row, to shared memory."""
-    count = cute.size(r) // 2  # of one row in one thread
+    blocks = cute.size(r) // 4
+    v = blocks_of(r)
+    share = F32(1.0 / (8 * blocks))  # of one element in the warpgroup's part of a row
+    mean, square = cute.make_rmem_tensor((2, 2), F32), cute.make_rmem_tensor((2, 2), F32)
+    mean.fill(0.0)
+    square.fill(0.0)
+    for b in cutlass.range_constexpr(blocks):  # four chains of additions: two columns of two rows
+        mean.store(mean.load() + v[None, None, b].load())
     for m in cutlass.range_constexpr(2):
-        mean, square = F32(0.0), F32(0.0)
-        for j in cutlass.range_constexpr(count):
-            mean = mean + r[j // 2 * 4 + 2 * m + j % 2]
-        mean = numerics.sum_over(mean, 4) * F32(1.0 / (4 * count))
-        for j in cutlass.range_constexpr(count):
-            centred = r[j // 2 * 4 + 2 * m + j % 2] - mean
-            square = square + centred * centred
-        square = numerics.sum_over(square, 4)
-        if tidx % 4 == 0:
-            sReduce[row_of(tidx, m), wg, 0] = mean
-            sReduce[row_of(tidx, m), wg, 1] = square
+        mean[0, m] = numerics.sum_over(mean[0, m] + mean[1, m], 4) * share
+        mean[1, m] = mean[0, m]
+    for b in cutlass.range_constexpr(blocks):
+        centred = v[None, None, b].load() - mean.load()
+        square.store(square.load() + centred * centred)
+    for m in cutlass.range_constexpr(2):
+        square[0, m] = numerics.sum_over(square[0, m] + square[1, m], 4)
+    if tidx % 4 == 0:
+        for m in cutlass.range_constexpr(2):
+            sReduce[row_of(tidx, m), wg, 0] = mean[0, m]
+            sReduce[row_of(tidx, m), wg, 1] = square[0, m]
 
 
 @cute.jit
@@ -227,7 +234,7 @@ def normalise(
         apart = mean_a - mean_b
         square = (sReduce[row, 0, 1] + sReduce[row, 1, 1]) + apart * apart * F32(half / 2)
         mean = (mean_a + mean_b) * F32(0.5)
-        rstd = F32(1.0) / cute.math.sqrt(square * F32(0.5 / half) + eps)
+        rstd = numerics.inverse_root(square * F32(0.5 / half) + eps)
         for b in cutlass.range_constexpr(cute.size(r) // 4):
             v = vector(sN, pair0 + pair_of(tidx, b))
             for i in cutlass.range_constexpr(2):

@@ -35,6 +35,13 @@ def split(x: cute.Tensor, hi: cute.Tensor, lo: cute.Tensor):
 
 
 @cute.jit
+def inverse_root(x: F32):
+    """1 / sqrt(x) to an ulp, for normal positive x; 0 for Inf, NaN for NaN."""
+    r = cute.math.rsqrt(x, fastmath=True)
+    return r if x > F32(3e38) else cute.math.fma(r * F32(0.5), cute.math.fma(-x * r, r, F32(1.0)), r)
+
+
+@cute.jit
 def gelu_tanh_over(x: F32, divisor: F32):
     """gelu(x) / divisor as x / (divisor (1 + exp(-2 z))), z = c0 (x + c1 x^3): the tanh form without its cancellation
     for negative x."""
