@@ -51,13 +51,6 @@ def gelu_tanh_over(x: F32, divisor: F32):
 
 
 @cute.jit
-def inverse_root(x: F32):
-    """1 / sqrt(x) to an ulp, for normal positive x."""
-    r = cute.math.rsqrt(x, fastmath=True)
-    return cute.math.fma(r * F32(0.5), cute.math.fma(-x * r, r, F32(1.0)), r)
-
-
-@cute.jit
 def sum_over(x: F32, lanes: cutlass.Constexpr):
     """The sum over groups of `lanes` neighbouring lanes, in every lane."""
     offset = lanes // 2
