@@ -121,5 +121,5 @@ def test_options_changed_later_count():
     after = block(x)
     assert not torch.equal(before, after)
     block.norm2.eps = 1e-5
-    with pytest.raises(ValueError, match="norm2.eps"):
+    with pytest.raises(ValueError, match=r"norm2\.eps"):
         block(x)
