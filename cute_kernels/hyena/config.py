@@ -244,8 +244,6 @@ class Project(HyenaKernel):
     these computes the filter, for `positions` positions and 1/filter_split of the channels at a time, and converts.
     """
 
-    archs: ClassVar[tuple[str, ...]] = ("sm_90a",)
-
     dtype: str
     parts: int
     width: int
@@ -381,6 +379,8 @@ class Project(HyenaKernel):
 
 @dataclasses.dataclass(frozen=True)
 class ProjectLaunch(Project):
+    archs: ClassVar[tuple[str, ...]] = Finish.archs  # the three run together
+
     @property
     def constants(self) -> Constants:
         return Constants(self.width, self.inner, self.dtype, self.parts)
@@ -393,7 +393,7 @@ class ProjectLaunch(Project):
 
 @dataclasses.dataclass(frozen=True)
 class MixLaunch(LongConv):
-    archs: ClassVar[tuple[str, ...]] = ("sm_90a",)  # those of the launches around it
+    archs: ClassVar[tuple[str, ...]] = Finish.archs  # the three run together
 
     def compile(self, arch: str) -> Any:
         from cute_kernels.hyena import launches

@@ -59,8 +59,8 @@ def rows(buffer: cute.Tensor, index: int, batch: I32, width, length: I32, row: I
 
 
 class Projecting:
-    def __init__(self, config: ProjectLaunch):
-        self.config, self.kernel = config, ProjectKernel(config)
+    def __init__(self, config: ProjectLaunch, arch: str):
+        self.config, self.kernel = config, ProjectKernel(config, arch)
 
     @cute.jit
     def __call__(
@@ -118,7 +118,7 @@ def compile_project(config: ProjectLaunch, arch: str):
     inputs += [compact(F32, 3 * d, TAPS), compact(F32, 3 * d)]
     scalars = [*(I32(1) for _ in range(6)), F32(1e-5), I32(1), F32(0.05)]
     return _compile(
-        Projecting(config),
+        Projecting(config, arch),
         *(*inputs, *filter_arguments(config.filter)[:-1], *weights_arguments(config.weights)[:3]),
         *(_buffer(), _buffer(), *scalars),
         arch=arch,

@@ -18,11 +18,11 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.memory as memory
 import cutlass.utils.hopper_helpers as sm90_utils
-from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cute.runtime import make_fake_stream
 from cutlass.tensor_utils import LayoutEnum
 
 from cute_kernels.device import cluster
+from cute_kernels.device.product import row_product
 from cute_kernels.hyena import numerics
 from cute_kernels.hyena.config import Project
 from cute_kernels.hyena.filter import FilterRole, filter_arguments
@@ -35,11 +35,11 @@ ROW_BYTES = 128
 HALO = 8  # columns for the two tokens before a tile: the last two of them
 LANES = 16  # threads that share a row of x or of in_proj
 TAPS = 3
-BARRIER = 1
+BARRIER = 1  # of the threads without those beside them; 2 is the filter's, 3 and above the product's
 
 
 class ProjectKernel:
-    def __init__(self, config: Project):
+    def __init__(self, config: Project, arch: str):
         self.config = c = config
         self.filter, self.weights = FilterRole(c.filter), WeightsRole(c.weights)
         self.dtype = operand_type(c.dtype)
@@ -48,12 +48,7 @@ class ProjectKernel:
         self.columns = c.tile + HALO
         # |(x - mean) / deviation| <= sqrt(D)
         self.scale = 2.0 ** (numerics.TARGET_EXPONENT - math.ceil(math.log2(c.width) / 2))
-
-    def mma(self):
-        k = OperandMajorMode.K
-        return sm90_utils.make_trivial_tiled_mma(
-            self.dtype, self.dtype, k, k, F32, (1, 1, 1), tiler_mn=(64, self.columns)
-        )
+        self.engine = row_product(arch, self.columns, self.k_tiles, c.parts, self.dtype, c.warps // 4)
 
     @cute.jit
     def __call__(
@@ -108,6 +103,8 @@ class ProjectKernel:
         class Storage:
             full: cute.struct.MemRange[cutlass.Int64, c.buffers]
             empty: cute.struct.MemRange[cutlass.Int64, c.buffers]
+            done: cute.struct.MemRange[cutlass.Int64, self.engine.barriers]
+            address: cute.struct.MemRange[I32, self.engine.words]
             sScale: cute.struct.MemRange[F32, self.rows]
             sBias: cute.struct.MemRange[F32, self.rows]
             sFilter: cute.struct.Align[cute.struct.MemRange[F32, c.filter.shared_floats], 16]
@@ -122,7 +119,7 @@ class ProjectKernel:
             *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK),
             *(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1),
             *(length, conv_length, run, beside, eps, norm_len, shift),
-            *(self.mma(), self.mma(), x_layout),
+            *(self.engine.tiled_mma(), self.engine.tiled_mma(), x_layout),
         ).launch(
             grid=(cutlass.max(cute.ceil_div(tiles, run) * c.slabs, cute.round_up(blocks, c.share)), 1, 1),
             block=(c.threads + c.SIDE_THREADS, 1, 1),
@@ -188,6 +185,7 @@ class ProjectKernel:
         sScale = storage.sScale.get_tensor(cute.make_layout(self.rows))
         sBias = storage.sBias.get_tensor(cute.make_layout(self.rows))
         full, empty = storage.full.data_ptr(), storage.empty.data_ptr()  # barriers of the buffers
+        done, address = storage.done.data_ptr(), storage.address.data_ptr()  # the product's
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         block = cute.arch.block_idx()[0]
         if cute.arch.thread_idx()[0] == 0:
@@ -204,7 +202,7 @@ class ProjectKernel:
             if block // c.slabs * run < mG.shape[0] * cute.ceil_div(conv_length, c.tile):
                 self.block(
                     *(mX, mNw, mNb, mW, mB, mTaps, mTb, mG, mX0, length, conv_length, run, eps, mma_new, mma_add),
-                    *(sX, sW, sScale, sBias, full, empty, block, warp),
+                    *(sX, sW, sScale, sBias, full, empty, done, address, block, warp),
                 )
         elif beside != 0:
             blocks = cute.arch.grid_dim()[0]
@@ -249,6 +247,8 @@ class ProjectKernel:
         sBias: cute.Tensor,
         full: cute.Pointer,
         empty: cute.Pointer,
+        done: cute.Pointer,
+        address: cute.Pointer,
         block: I32,
         warp: I32,
     ):
@@ -259,6 +259,7 @@ class ProjectKernel:
         per_row = cute.ceil_div(conv_length, c.tile)  # tiles
         first = block // c.slabs * run
         last = cutlass.min(first + run, mG.shape[0] * per_row)
+        self.engine.begin(done, address)
 
         # Loads of the first tile and of the two tokens before it are on their way while the weights are converted, if
         # there are registers for both.
@@ -306,22 +307,21 @@ class ProjectKernel:
             for i in cutlass.range_constexpr(2):
                 affine[0, i], affine[1, i] = sScale[row0 + row + 8 * i], sBias[row0 + row + 8 * i]
 
-        mma_new.set(warpgroup.Field.ACCUMULATE, False)
-        mma_add.set(warpgroup.Field.ACCUMULATE, True)
-        slice_ = mma_new.get_slice(thread)
+        mma_new.set(self.engine.accumulate, False)
+        mma_add.set(self.engine.accumulate, True)
+        slice_ = self.engine.slice(mma_new, thread)
         m_layout = cute.make_layout(((8, 8), *sW.shape[1:]), stride=sW.stride)
         sA = cute.make_tensor(sW.iterator + cute.assume(row0 * K_TILE, divby=8 * K_TILE), m_layout)
         fA = mma_new.make_fragment_A(slice_.partition_A(sA))  # (MMA, 1, K blocks, parts * K tiles)
         fB = mma_new.make_fragment_B(slice_.partition_B(sX))  # (MMA, 1, K blocks, buffers * parts * K tiles)
-        acc = cute.make_rmem_tensor(mma_new.partition_shape_C((64, self.columns)), F32)
-        total = acc if cutlass.const_expr(c.parts == 1) else cute.make_rmem_tensor_like(acc)
+        acc, total = self.engine.accumulators(mma_new, address)
 
         old = cute.make_rmem_tensor((4, self.k_tiles * c.parts), self.dtype)
         for tile in cutlass.range(first, last, unroll=1):
             buffer, use = (tile - first) % c.buffers, (tile - first) // c.buffers
             following, next_use = (tile + 1 - first) % c.buffers, (tile + 1 - first) // c.buffers
             cute.arch.mbarrier_wait(full + buffer, use % 2)
-            self.product((mma_new, mma_add), acc, total, fA, fB, buffer)
+            self.engine.start((mma_new, mma_add), acc, total, fA, fB, buffer, done, tile - first)
             if warp == 0 and tile + 1 < last:
                 self.read_halo(old, sX, buffer, lane)
             if cutlass.const_expr(c.buffers == 1):
@@ -338,11 +338,12 @@ class ProjectKernel:
                 if tile + 2 < last:
                     self.load_tile(x, mX, far_b, far_t0, length, conv_length, block, warp, lane)
             if cutlass.const_expr(c.buffers == 2):
-                warpgroup.wait_group(0)
+                self.engine.finish(acc, total, done, tile - first)
                 self.release(empty + buffer, tile + c.buffers < last, lane)
             if active:
                 self.finish(total, affine, taps, mG, mX0, wg, b, out0, t0, conv_length, lane)
             b, t0, next_b, next_t0 = next_b, next_t0, far_b, far_t0
+        self.engine.end(address)
 
     @cute.jit
     def after(self, b: I32, t0: I32, conv_length: I32):
@@ -536,38 +537,10 @@ class ProjectKernel:
         return source
 
     @cute.jit
-    def product(self, mma, acc, total, fA, fB, buffer):
-        """The product of the warpgroup's rows with a tile. With one part it is only started."""
-        c = self.config
-        kt = self.k_tiles
-        if cutlass.const_expr(c.parts == 1):
-            warpgroup.fence()
-            for k in cutlass.range_constexpr(kt):
-                self.issue(mma, acc, fA, k, fB, buffer * kt + k, k == 0)
-            warpgroup.commit_group()
-        else:
-            total.fill(0.0)
-            # This loop stays one: unrolled, the accumulators of neighbouring steps would be live together.
-            for k in cutlass.range(kt, unroll=1):
-                warpgroup.fence()
-                self.issue(mma, acc, fA, kt + k, fB, buffer * 2 * kt + k, True)
-                self.issue(mma, acc, fA, k, fB, buffer * 2 * kt + kt + k, False)
-                self.issue(mma, acc, fA, k, fB, buffer * 2 * kt + k, False)
-                warpgroup.commit_group()
-                warpgroup.wait_group(0)
-                total.store(total.load() + acc.load())
-
-    @cute.jit
-    def issue(self, mma, acc, fA, a, fB, b, fresh: cutlass.Constexpr):
-        for kb in cutlass.range_constexpr(cute.size(fA, mode=[2])):
-            one = mma[0] if cutlass.const_expr(fresh and kb == 0) else mma[1]
-            cute.gemm(one, acc, fA[None, None, kb, a], fB[None, None, kb, b], acc)
-
-    @cute.jit
-    def finish(self, acc, affine, taps, mG, mX0, wg, b, d, t0, conv_length, lane):
+    def finish(self, total, affine, taps, mG, mX0, wg, b, d, t0, conv_length, lane):
         """Bias, short convolution, gate, stores. A thread has four neighbouring tokens in each 16 columns."""
         c = self.config
-        u = cute.make_tensor(acc.iterator, cute.make_layout((2, 2, self.columns // 8)))  # (pair, row, columns / 8)
+        u = cute.make_tensor(total.iterator, cute.make_layout((2, 2, self.columns // 8)))  # (pair, row, columns / 8)
         q = lane % 4
         before = (lane & 28) | ((lane + 3) & 3)  # the lane with the four tokens before
         tail = cute.make_rmem_tensor((2, 2), F32)  # the two tokens before the next 16
@@ -630,8 +603,6 @@ def four_at(m: cute.Tensor, b, d, t):
 
 
 def compile_project(config: Project, arch: str):
-    if arch != "sm_90a":
-        raise NotImplementedError(f"this kernel has no {arch} engine yet")
     d, batch, tokens = config.width, cute.sym_int(), cute.sym_int()
     pitch = cute.sym_int(divisibility=4)
     tensors = [compact(F32, tokens, d), compact(F32, d), compact(F32, d), compact(F32, 3 * d, d), compact(F32, 3 * d)]
@@ -640,4 +611,4 @@ def compile_project(config: Project, arch: str):
     tensors += filter_arguments(config.filter) + weights_arguments(config.weights)
     scalars = [I32(1), I32(1), I32(1), I32(1), I32(1), F32(1e-5), I32(1), F32(0.05)]
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    return cute.compile(ProjectKernel(config), *tensors, *scalars, stream, options=compile_options(arch))
+    return cute.compile(ProjectKernel(config, arch), *tensors, *scalars, stream, options=compile_options(arch))

@@ -16,6 +16,7 @@ from tests.hyena.cases import rel_l2, tensors
 # Relative L2 on stress inputs: several times what is seen, and far below what a wrong kernel gives.
 LIMITS = {"highest": 5e-7, "high": 6e-4, "medium": 5e-3}
 EPS, SHIFT = 1e-5, 0.05
+ARCHS = ("sm_90a", "sm_100a")
 
 
 def kernel_for(precision, width=128, channels=32, tile=16, share=1, layout="reshape"):
@@ -27,7 +28,7 @@ def kernel_for(precision, width=128, channels=32, tile=16, share=1, layout="resh
     )
 
 
-def project(inputs, kernel, groups=2, conv_length=None, prepared=None):
+def project(inputs, kernel, groups=2, conv_length=None, prepared=None, arch="sm_90a"):
     """The stage on a machine whose SMs hold so many runs of tiles."""
     pytest.importorskip("cutlass")
     machine = pytest.importorskip("reference.ptx.machine")
@@ -35,14 +36,14 @@ def project(inputs, kernel, groups=2, conv_length=None, prepared=None):
     length = w["hidden_states"].shape[1]
     conv_length = conv_length or length
     sm_count = groups * kernel.slabs if kernel.share == 1 else 16 * groups
-    with machine.ptx_machine("sm_90a", sm_count=sm_count):
+    with machine.ptx_machine(arch, sm_count=sm_count):
         return stages.project(
             w["hidden_states"], w, kernel, conv_length, EPS, conv_length, SHIFT, prepared=prepared
         ), conv_length
 
 
-def check(inputs, kernel, limit, groups=2, conv_length=None):
-    made, conv_length = project(inputs, kernel, groups, conv_length)
+def check(inputs, kernel, limit, groups=2, conv_length=None, arch="sm_90a"):
+    made, conv_length = project(inputs, kernel, groups, conv_length, arch=arch)
     want = hyena.block(inputs, EPS, l_max=conv_length, filter_layout=kernel.layout)
     for name in ("g", "x0"):
         assert rel_l2(getattr(made, name)[..., :conv_length], want[name]) < limit, name
@@ -54,20 +55,24 @@ def check(inputs, kernel, limit, groups=2, conv_length=None):
     assert rel_l2(made.operands.fc1_norm, norms) < 1e-6
 
 
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("kind", hyena_inputs.SETS)
 @pytest.mark.parametrize("precision", Precision.NAMES)
 @pytest.mark.parametrize("batch, length, groups", [(1, 70, 4), (3, 131, 4)])
-def test_precisions(kind, precision, batch, length, groups):
+def test_precisions(kind, precision, batch, length, groups, arch):
     inputs = hyena_inputs.SETS[kind](batch, length, width=128, inner=128)
-    check(inputs, kernel_for(precision, tile=32), LIMITS[precision], groups)
+    check(inputs, kernel_for(precision, tile=32), LIMITS[precision], groups, arch=arch)
 
 
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("length", [1, 2, 3, 63, 64, 65])
 @pytest.mark.parametrize("tile", [16, 64])
-def test_lengths(length, tile):
-    check(hyena_inputs.stress(2, length, width=64, inner=128), kernel_for("highest", 64, tile=tile), LIMITS["highest"])
+def test_lengths(length, tile, arch):
+    inputs = hyena_inputs.stress(2, length, width=64, inner=128)
+    check(inputs, kernel_for("highest", 64, tile=tile), LIMITS["highest"], arch=arch)
 
 
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("precision", ["high", "highest"])
 @pytest.mark.parametrize(
     "width, channels, tile, share",
@@ -81,11 +86,11 @@ def test_lengths(length, tile):
         (256, 32, 64, 8),
     ],
 )
-def test_widths(precision, width, channels, tile, share):
+def test_widths(precision, width, channels, tile, share, arch):
     kernel = kernel_for(precision, width, channels, tile, share, "transpose")
     if not kernel.fits:
         pytest.skip("its operands don't fit in shared memory")
-    check(hyena_inputs.stress(1, 197, width=width, inner=128), kernel, LIMITS[precision], 1)
+    check(hyena_inputs.stress(1, 197, width=width, inner=128), kernel, LIMITS[precision], 1, arch=arch)
 
 
 def test_only_the_first_tokens():
@@ -125,10 +130,12 @@ def test_bad_tokens_stay_where_they_are(bad):
         assert rel_l2(got[0][:, rest], want[name][0][:, rest]) < LIMITS["highest"]
 
 
-def test_same_bits_for_any_division():
+@pytest.mark.parametrize("arch", ARCHS)
+def test_same_bits_for_any_division(arch):
     inputs = hyena_inputs.stress(2, 70, width=128, inner=128)
     results = [
-        project(inputs, kernel_for("high", share=share), groups)[0] for share, groups in ((1, 9), (1, 1), (4, 1))
+        project(inputs, kernel_for("high", share=share), groups, arch=arch)[0]
+        for share, groups in ((1, 9), (1, 1), (4, 1))
     ]
     for made in results[1:]:
         assert torch.equal(made.g[..., :70], results[0].g[..., :70])
@@ -185,12 +192,13 @@ def chosen_kernels():
     }
 
 
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("kernel", sorted(chosen_kernels(), key=repr), ids=str)
-def test_machine_code(kernel):
+def test_machine_code(kernel, arch):
     pytest.importorskip("cutlass")
-    (code,) = machine_code(cache.get(kernel, "sm_90a").cubin)
+    (code,) = machine_code(cache.get(kernel, arch).cubin)
     assert (code.stack, code.local, code.local_memory) == (0, 0, 0)
-    assert code.opcodes["HGMMA"] >= 12
+    assert code.mma >= 12
 
 
 @pytest.mark.gpu

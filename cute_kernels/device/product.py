@@ -1,0 +1,246 @@
+"""A product of 64 rows for each warpgroup of a block, on both tensor cores: wgmma on Hopper, tcgen05 on Blackwell.
+
+Every warpgroup multiplies its own 64 rows of A with the ``columns`` rows of B that all share, both K-major in shared
+memory, in pieces of K, one 128-byte swizzle row each. ``parts`` is 1, or 2 where operands are high and low parts:
+then a sum over one piece, lo * hi + hi * lo + hi * hi, is added to fp32 registers, because the tensor core truncates.
+
+The result's registers are those of wgmma on both: with M = 64, tensor memory read as 16x256b has the same map.
+
+Order of calls, by the warpgroups' threads alone: ``begin``, a barrier of them with a proxy fence before it,
+``accumulators``; then for each product ``start`` and ``finish``; ``end``. The n-th product counts from 0.
+"""
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.blackwell_helpers as sm100_utils
+import cutlass.utils.hopper_helpers as sm90_utils
+from cutlass import Float32, Int32
+from cutlass._mlir.dialects import nvvm
+from cutlass.cute.nvgpu import OperandMajorMode, tcgen05, warpgroup
+from cutlass.cutlass_dsl import dsl_user_op
+
+K = OperandMajorMode.K
+
+
+class _Product:
+    def __init__(self, columns, k_tiles, parts, dtype, warpgroups):
+        self.columns, self.k_tiles, self.parts, self.dtype, self.warpgroups = columns, k_tiles, parts, dtype, warpgroups
+
+    @cute.jit
+    def _add_piece(self, mma, acc, fA, fB, k, buffer):
+        """All products of the parts of piece k, of A and of the B in a buffer."""
+        kt = self.k_tiles
+        if cutlass.const_expr(self.parts == 1):
+            self._issue(mma, acc, fA, k, fB, buffer * kt + k, k == 0)
+        else:
+            self._issue(mma, acc, fA, kt + k, fB, buffer * 2 * kt + k, True)
+            self._issue(mma, acc, fA, k, fB, buffer * 2 * kt + kt + k, False)
+            self._issue(mma, acc, fA, k, fB, buffer * 2 * kt + k, False)
+
+    @cute.jit
+    def _issue(self, mma, acc, fA, a, fB, b, fresh: cutlass.Constexpr):
+        for kb in cutlass.range_constexpr(cute.size(fA, mode=[2])):
+            one = mma[0] if cutlass.const_expr(fresh and kb == 0) else mma[1]
+            cute.gemm(one, acc, fA[None, None, kb, a], fB[None, None, kb, b], acc)
+
+
+class ProductSm90(_Product):
+    """wgmma: accumulators in registers."""
+
+    accumulate = warpgroup.Field.ACCUMULATE
+    barriers = words = 0
+
+    def tiled_mma(self):
+        return sm90_utils.make_trivial_tiled_mma(
+            self.dtype, self.dtype, K, K, Float32, (1, 1, 1), tiler_mn=(64, self.columns)
+        )
+
+    def slice(self, tiled_mma, thread):
+        return tiled_mma.get_slice(thread)
+
+    def begin(self, done, address):
+        pass
+
+    def accumulators(self, tiled_mma, address):
+        """Of the tensor core, and the result's."""
+        acc = cute.make_rmem_tensor(tiled_mma.partition_shape_C((64, self.columns)), Float32)
+        return acc, acc if cutlass.const_expr(self.parts == 1) else cute.make_rmem_tensor_like(acc)
+
+    @cute.jit
+    def start(
+        self,
+        mma,  # two tiled MMAs: the first overwrites its accumulator, the second adds to it
+        acc,
+        total,  # (mma, 1, 1) fp32
+        fA,  # (mma, 1, k block, part and piece)
+        fB,  # (mma, 1, k block, buffer, part and piece)
+        buffer: Int32,
+        done: cute.Pointer,
+        n: Int32,
+    ):
+        """The n-th product. With one part it is only started."""
+        if cutlass.const_expr(self.parts == 1):
+            warpgroup.fence()
+            for k in cutlass.range_constexpr(self.k_tiles):
+                self._add_piece(mma, acc, fA, fB, k, buffer)
+            warpgroup.commit_group()
+        else:
+            total.fill(0.0)
+            # This loop stays one: unrolled, the accumulators of neighbouring steps would be live together.
+            for k in cutlass.range(self.k_tiles, unroll=1):
+                warpgroup.fence()
+                self._add_piece(mma, acc, fA, fB, k, buffer)
+                warpgroup.commit_group()
+                warpgroup.wait_group(0)
+                total.store(total.load() + acc.load())
+
+    @cute.jit
+    def finish(self, acc, total, done, n):
+        """Waits for a product of one part."""
+        warpgroup.wait_group(0)
+
+    def end(self, address):
+        pass
+
+
+class ProductSm100(_Product):
+    """tcgen05: accumulators in tensor memory, issued by a warpgroup's first warp and read by all four.
+
+    Sums over pieces that must stay apart have accumulators of their own, as many as fit, so that one wait serves them.
+    """
+
+    accumulate = tcgen05.Field.ACCUMULATE
+    words = 1  # of shared memory, for the address of the tensor memory
+    ALL_BARRIER, GROUP_BARRIER = 1, 3  # named barriers: of all warpgroups; of each, the first
+
+    def __init__(self, columns, k_tiles, parts, dtype, warpgroups):
+        super().__init__(columns, k_tiles, parts, dtype, warpgroups)
+        self.barriers = warpgroups
+        self.pitch = -(-columns // 16) * 16  # columns from one accumulator to the next
+        sums = 1 if parts == 1 else k_tiles
+        self.depth = min(sums, 512 // (self.pitch * warpgroups))  # accumulators of a warpgroup
+        self.rounds = -(-sums // self.depth)  # of one product
+        used = self.pitch * self.depth * warpgroups
+        self.allocated = max(32, 1 << (used - 1).bit_length())  # columns come in powers of two from 32
+
+    def tiled_mma(self):
+        return sm100_utils.make_trivial_tiled_mma(
+            self.dtype, self.dtype, K, K, Float32, tcgen05.CtaGroup.ONE, (64, self.columns)
+        )
+
+    def slice(self, tiled_mma, thread):
+        return tiled_mma.get_slice(0)
+
+    def group(self):
+        return cute.arch.make_warp_uniform(cute.arch.warp_idx()) // 4
+
+    @cute.jit
+    def begin(self, done, address):
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp == 0:
+            cute.arch.alloc_tmem(self.allocated, address)
+            cute.arch.relinquish_tmem_alloc_permit()
+            with cute.arch.elect_one():
+                for i in cutlass.range_constexpr(self.barriers):
+                    cute.arch.mbarrier_init(done + i, 1)
+                cute.arch.mbarrier_init_fence()
+
+    def accumulators(self, tiled_mma, address):
+        """The first of a warpgroup, in tensor memory, and the result's registers."""
+        layout = tiled_mma.make_fragment_C(tiled_mma.partition_shape_C((64, self.columns))).layout
+        first = cute.assume(self.group() * (self.pitch * self.depth), divby=16)
+        start = cute.arch.retrieve_tmem_ptr(Float32, 16, address) + first
+        return cute.make_tensor(start, layout), cute.make_rmem_tensor(((2, 2, self.columns // 8), 1, 1), Float32)
+
+    @cute.jit
+    def start(
+        self,
+        mma,  # two tiled MMAs: the first overwrites its accumulator, the second adds to it
+        acc,
+        total,  # (mma, 1, 1) fp32
+        fA,  # (mma, 1, k block, part and piece)
+        fB,  # (mma, 1, k block, buffer, part and piece)
+        buffer: Int32,
+        done: cute.Pointer,
+        n: Int32,
+    ):
+        """The n-th product. With one part it is only started."""
+        if cutlass.const_expr(self.parts == 1):
+            self._start_round(mma, acc, fA, fB, 0, buffer, done)
+        else:
+            total.fill(0.0)
+            part = cute.make_rmem_tensor_like(total)
+            for i in cutlass.range_constexpr(self.rounds):
+                self._start_round(mma, acc, fA, fB, i, buffer, done)
+                cute.arch.mbarrier_wait(done + self.group(), (n * self.rounds + i) % 2)
+                for j in cutlass.range(min(self.depth, self.k_tiles - i * self.depth), unroll=1):
+                    self._read(self._at(acc, j), part)
+                    total.store(total.load() + part.load())
+
+    @cute.jit
+    def finish(self, acc, total, done, n):
+        """Waits for a product of one part."""
+        cute.arch.mbarrier_wait(done + self.group(), n % 2)
+        self._read(acc, total)
+
+    @cute.jit
+    def _start_round(self, mma, acc, fA, fB, i: cutlass.Constexpr, buffer, done):
+        group = self.group()
+        # The warpgroup's warps have read what these overwrite, and have seen the operands arrive.
+        fence_before()
+        cute.arch.barrier(barrier_id=self.GROUP_BARRIER + group, number_of_threads=128)
+        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4 == 0:
+            fence_after()
+            first = 0 if cutlass.const_expr(self.parts == 1) else i * self.depth
+            last = self.k_tiles if cutlass.const_expr(self.parts == 1) else min(self.k_tiles, first + self.depth)
+            for k in cutlass.range_constexpr(first, last):
+                self._add_piece(mma, self._at(acc, (k - first) % self.depth), fA, fB, k, buffer)
+            with cute.arch.elect_one():
+                tcgen05.commit(done + group)
+
+    def _at(self, acc, i):
+        """The i-th accumulator after one."""
+        return cute.make_tensor(acc.iterator + cute.assume(Int32(i) * self.pitch, divby=16), acc.layout)
+
+    @cute.jit
+    def _read(self, acc, x):
+        """An accumulator into registers: loads take 8 columns, or a power of two times as many."""
+        thread = cute.arch.thread_idx()[0] % 128
+        fence_after()
+        first, left = 0, self.columns // 8
+        while cutlass.const_expr(left > 0):
+            count = 1 << (left.bit_length() - 1)
+            layout = cute.make_layout((acc.shape[0][0], 8 * count), stride=acc.stride[0])
+            source = cute.make_tensor(acc.iterator + 8 * first, layout)
+            atom = cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(count)), Float32)
+            copy = tcgen05.make_tmem_copy(atom, source)
+            mine = copy.get_slice(thread)
+            shape = mine.partition_D(cute.make_identity_tensor((64, 8 * count))).shape
+            target = cute.make_tensor(x.iterator + 4 * first, cute.make_layout(shape))
+            cute.copy(copy, mine.partition_S(source), target)
+            first, left = first + count, left - count
+        cute.arch.fence_view_async_tmem_load()
+
+    @cute.jit
+    def end(self, address):
+        fence_before()
+        cute.arch.barrier(barrier_id=self.ALL_BARRIER, number_of_threads=128 * self.warpgroups)
+        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
+            cute.arch.dealloc_tmem(cute.arch.retrieve_tmem_ptr(Float32, 16, address), self.allocated)
+
+
+@dsl_user_op
+def fence_before(*, loc=None, ip=None):
+    """Orders this thread's work on tensor memory before what follows a barrier."""
+    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.BEFORE_THREAD_SYNC, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def fence_after(*, loc=None, ip=None):
+    """Orders this thread's work on tensor memory after what went before a barrier."""
+    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC, loc=loc, ip=ip)
+
+
+def row_product(arch, columns, k_tiles, parts, dtype, warpgroups):
+    """The product on ``arch`` ("sm_90a", "sm_100a" or "sm_103a")."""
+    return (ProductSm90 if arch == "sm_90a" else ProductSm100)(columns, k_tiles, parts, dtype, warpgroups)
