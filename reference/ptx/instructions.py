@@ -242,8 +242,10 @@ TABLE: list[Row] = [
     Row("trap", "trap"),
     # barriers and fences
     Row("<o:bar|barrier>[.cta].<s:sync|arrive>[.aligned]", "barrier", encoders.barrier),
-    Row("barrier.cluster.arrive[.release|.relaxed]", "cluster_arrive"),
-    Row("barrier.cluster.arrive[.release|.relaxed].aligned", "cluster_arrive", "", CONVERGENT),
+    Row("barrier.cluster.arrive[.release]", "cluster_arrive", "/ 0"),
+    Row("barrier.cluster.arrive.relaxed", "cluster_arrive", "/ 1"),
+    Row("barrier.cluster.arrive[.release].aligned", "cluster_arrive", "/ 0", CONVERGENT),
+    Row("barrier.cluster.arrive.relaxed.aligned", "cluster_arrive", "/ 1", CONVERGENT),
     Row("barrier.cluster.wait[.acquire]", "cluster_wait"),
     Row("barrier.cluster.wait[.acquire].aligned", "cluster_wait", "", CONVERGENT),
     Row("fence.proxy.async[.global|.shared::cta|.shared::cluster]", "fence_proxy_async"),
@@ -251,8 +253,8 @@ TABLE: list[Row] = [
     Row("fence.mbarrier_init.release.cluster", "fence_mbarrier_init"),
     Row(
         "fence[.sc|.acq_rel|.acquire|.release][.sync_restrict::shared::cta.cluster|.cta|.cluster|.gpu|.sys]",
-        "nothing",
-        encoders.nothing,
+        "fence",
+        lambda e, o, x, c: ("fence", []),
     ),
     Row("membar.<s:cta|gl|sys>", "nothing", encoders.nothing),
     # mbarriers

@@ -398,6 +398,42 @@ def test_lanes_of_a_warp_must_meet(dropped, at):
         assert re.search(at, text.splitlines()[report.findings[0].line - 1])
 
 
+TO_THE_PEER = """
+mov.u32 %r1, word;
+mov.u32 %r2, %cluster_ctarank;
+xor.b32 %r3, %r2, 1;
+mapa.shared::cluster.u32 %r4, %r1, %r3;
+mul.wide.u32 %rd1, %r2, 4;
+add.s64 %rd1, %rd1, %rd0;
+setp.eq.b32 %p0, %r0, 0;
+@%p0 st.shared.b32 [%r1], %r2;
+ARRIVE
+barrier.cluster.wait.aligned;
+@%p0 ld.shared::cluster.b32 %r5, [%r4];
+@%p0 st.global.b32 [%rd1], %r5;
+barrier.cluster.arrive.aligned;
+barrier.cluster.wait.aligned;
+"""
+
+
+@pytest.mark.parametrize(
+    "arrive, clean",
+    [
+        ("barrier.cluster.arrive.aligned;", True),
+        ("barrier.cluster.arrive.relaxed.aligned;", False),
+        ("fence.acq_rel.cluster;\nbarrier.cluster.arrive.relaxed.aligned;", True),
+    ],
+)
+def test_a_relaxed_arrival_publishes_what_a_fence_covers(arrive, clean):
+    text = module(TO_THE_PEER.replace("ARRIVE", arrive), 1, before=".shared .align 4 .b8 word[4];")
+    out = np.full(2, 9, np.uint32)
+    report = launch(text, [out], grid=(2, 1, 1), cluster=(2, 1, 1))
+    np.testing.assert_array_equal(out, [1, 0])
+    assert [f.kind for f in report.findings] == ([] if clean else ["race"])
+    if not clean:
+        assert "ld.shared::cluster" in text.splitlines()[report.findings[0].line - 1]
+
+
 def test_more_shared_memory_than_there_is_is_refused():
     with pytest.raises(PtxError, match="232449 bytes of shared memory"):
         launch(module("", 0), [], shared=232449)

@@ -60,14 +60,34 @@ OP(barrier) {
     return NEXT;
 }
 
-OP(cluster_arrive) {
-    (void)a;
+/* A relaxed arrival says nothing about memory but what a fence before it covers: mbarriers that fence.mbarrier_init has made known, or
+   all that came before a fence of the cluster. */
+static void release_relaxed(Machine *m, Warp *w, Barrier *b) {
+    for (int i = 0; i < w->cta->n_mbarriers; i++) {
+        Mbarrier *x = &w->cta->mbarriers[i];
+        if (x->fenced && !x->published && x->init_agent == agent(w, AGENT_WARP)) x->published = b->generation + 1;
+    }
+    if (!w->fence_clock) return;
+    uint32_t *own = &w->clock.done[agent(w, AGENT_WARP)], now = *own;
+    *own = w->fence_clock;
+    clock_join(m, b->arriving, w->clock);
+    *own = now;
+}
+
+OP(fence) {
+    (void)m, (void)a, (void)on;
+    w->fence_clock = w->clock.done[agent(w, AGENT_WARP)]++;
+    return NEXT;
+}
+
+OP(cluster_arrive) {             /* a = relaxed */
     if (w->cluster_arrived) fault(m, "barrier", on, "barrier.cluster.arrive twice with no wait between");
     Barrier *b = &m->cluster_barrier;
     w->cluster_arrived = 1;
     w->cluster_generation = b->generation;
     b->arrived += WARP;
-    release(m, w, b->arriving);
+    if (a[0]) release_relaxed(m, w, b);
+    else release(m, w, b->arriving);
     m->counts[COUNT_BARRIERS]++;
     m->progress++;
     complete_if_due(m, b, cluster_threads(m));
@@ -83,6 +103,7 @@ OP(cluster_wait) {
         return BLOCK;
     }
     w->cluster_arrived = 0;
+    w->cluster_generation = b->generation;
     lanes_meet(w);
     clock_join(m, w->clock, b->completed);
     return NEXT;

@@ -96,6 +96,7 @@ typedef struct {
     int32_t copy_pc;
     Clock arriving, completed;
     int32_t fenced;                   /* its initialisation is visible to the async proxy */
+    uint32_t published;               /* the generation of the cluster's barrier that lets its initialisation be seen, by relaxed arrival; 0: none */
 } Mbarrier;
 
 typedef struct {                 /* a named barrier of a CTA, or the cluster's barrier */
@@ -130,6 +131,7 @@ struct Warp {
     int tmem_open, tcgen_uncommitted;   /* tmem_open: bit 0 loads, bit 1 stores that were not waited for */
     int cluster_arrived;
     uint32_t cluster_generation;
+    uint32_t fence_clock;        /* the warp's clock at its last memory fence; 0: none yet */
     int busy_registers;          /* how many registers an asynchronous instruction still uses */
     uint32_t *busy;              /* per register: 0, or the wgmma group (bit 31 clear) or tcgen05.ld (bit 31 set) that uses it */
     uint32_t *stamp;             /* per register: value of `steps` when an ordinary instruction last wrote it */

@@ -12,7 +12,7 @@ Mbarrier *mbarrier_at(Machine *m, Warp *w, uint32_t address, Cta **owner) {
     uint32_t offset = shared_offset(address), number = (*owner)->mbarrier_at[offset / 8];
     if (!number) fault(m, "mbarrier", 0, "no mbarrier has been initialised at shared address %u of CTA rank %u", offset, (*owner)->rank);
     Mbarrier *b = &(*owner)->mbarriers[number - 1];
-    if (m->strict && b->init_agent != agent(w, AGENT_WARP) && w->clock.done[b->init_agent] < b->init_clock)
+    if (m->strict && b->init_agent != agent(w, AGENT_WARP) && w->clock.done[b->init_agent] < b->init_clock && !(b->published && w->cluster_generation >= b->published))
         finding(m, "race", b->init_pc, 0, "uses the mbarrier at shared address %u of CTA rank %u with nothing that orders this after its initialisation",
                 offset, (*owner)->rank);
     return b;
