@@ -191,8 +191,7 @@ class Segsum:
     ):
         """One scanning block's part of a chunk's B or C, from DRAM to L2.
 
-        DRAM loses time at every change from writing to reading: the same loads under the stores of the second kernel
-        cost three times as much as they do here, where little is written.
+        Reads from DRAM among the second kernel's stores cost more than their bytes; here little is written.
         """
         pieces = cute.local_tile(gX, (rows, self.kt), (None, None, None))  # (row, k, row tile, k tile, group)
         smem = cute.make_tensor(cute.make_ptr(self.dtype, 0, cute.AddressSpace.smem, assumed_align=1024), layout)
@@ -206,6 +205,10 @@ class Segsum:
         for n in cutlass.range(part * warps + warp, cute.size(tXgX, mode=[1]), blocks * warps, unroll=1):
             with cute.arch.elect_one():
                 cute.prefetch(atom, tXgX[None, n])
+
+    def heads_of_share(self, l0):
+        """Heads of a block's part of L that exist: the last block's part may reach past them."""
+        return cutlass.min(cutlass.max(self.key.num_heads - l0 // self.key.chunk_size, 0), self.l_heads)
 
     def sums_layouts(self):
         """A block's sums in shared memory: of its rows (hi | lo, head, row), decays to them from blocks of columns
@@ -371,7 +374,7 @@ class Segsum:
         bulk = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32)
         lane = cute.arch.lane_idx()
         first = l0 // key.chunk_size
-        l_heads = cutlass.min(cutlass.max(key.num_heads - first, 0), self.l_heads)
+        l_heads = self.heads_of_share(l0)
         pairs = l_heads * key.chunk_size
         if causal:
             pairs += key.head_tile * (key.tile_i + key.tile_j)
@@ -423,7 +426,7 @@ class Segsum:
         """Of every row of the block's part of L the vector that holds its last element, ready to be stored."""
         values = cute.make_rmem_tensor(VECTOR, Float32)
         i0 = l0 % self.key.chunk_size
-        rows = self.l_rows * cutlass.min(cutlass.max(self.key.num_heads - l0 // self.key.chunk_size, 0), self.l_heads)
+        rows = self.l_rows * self.heads_of_share(l0)
         for n in cutlass.range(cute.arch.thread_idx()[0], rows, self.key.threads, unroll=1):
             head, row = n // self.l_rows, n % self.l_rows
             i = i0 + row
