@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
 
 from cute_kernels.runtime import backend
 
@@ -167,3 +168,23 @@ def _shared_memory(operator, names, out, input_names, inputs) -> str:
             if x.data_ptr() < y.data_ptr() + extent(y) and y.data_ptr() < x.data_ptr() + extent(x):
                 return f"{operator}: {name} shares memory with {other}, but must have its own"
     raise AssertionError("no two spans overlap")
+
+
+def given_output(
+    operator: str,
+    out: Any,
+    template: Tensor,  # of the output's shape, type and device
+    like: str,  # the argument whose device it is
+    input_names: Sequence[str],
+    inputs: Sequence[Tensor | None],
+    empty: bool,  # nothing will be written
+) -> Tensor:
+    """The tensor given as `out`, checked, and counted as changed in place. ValueError where it can't be written to."""
+    out = as_tensor(operator, "out", out)
+    check_output(operator, "out", out, template.shape, template.dtype, template.device, like)
+    if not empty:
+        num_bytes = template.numel() * template.element_size()
+        check_memory(operator, ("out",), (out,), (num_bytes,), input_names, inputs)
+    if not out.is_inference():
+        increment_version([out])  # autograd can't see a kernel write
+    return out

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
 from cute_kernels import checks
 from cute_kernels.hyena import precision as precision_
@@ -176,7 +175,6 @@ class _Plan(NamedTuple):
     composition: Composition
     run: Callable[..., None]  # (x, weights, prepared constants, out)
     template: Tensor  # of the output: its metadata over one element, for empty_like
-    nbytes: int  # of the output
     empty: bool  # nothing to compute
 
 
@@ -204,13 +202,8 @@ def run(
     if out is None:
         out = torch.empty_like(plan.template)
     else:
-        out = checks.as_tensor(OPERATOR, "out", out)
-        checks.check_output(OPERATOR, "out", out, x.shape, torch.float32, x.device, "x")
-        if not plan.empty:
-            inputs = (x, *params.tensors, params.z, buffer)
-            checks.check_memory(OPERATOR, ("out",), (out,), (plan.nbytes,), _INPUT_NAMES, inputs)
-        if not out.is_inference():
-            increment_version([out])  # autograd can't see a kernel write
+        inputs = (x, *params.tensors, params.z, buffer)
+        out = checks.given_output(OPERATOR, out, plan.template, "x", _INPUT_NAMES, inputs, plan.empty)
     composition = plan.composition
     if buffer is not None and buffer.numel() != composition.constants_size:
         raise checks.wrong(
@@ -235,7 +228,7 @@ def _make_plan(x: Tensor, params: HyenaBlockParams, options: HyenaOptions, preci
     composition = _composition(x, params.problem, options, precision)
     empty = x.numel() == 0 or device.type == "meta"
     run = composition.run if empty or composition.launches is None else composition.launcher()
-    return _Plan(composition, run, template, 4 * x.numel(), empty)
+    return _Plan(composition, run, template, empty)
 
 
 def _composition(x: Tensor, problem: HyenaProblem, options: HyenaOptions, precision: str) -> Composition:

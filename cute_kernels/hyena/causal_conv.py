@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
 from cute_kernels import checks
 from cute_kernels.hyena import precision as precision_
@@ -89,7 +88,6 @@ class _Plan(NamedTuple):
     """What follows from the arguments' metadata, found once for each combination of them."""
 
     template: Tensor  # of the output: its metadata over one element, for empty_like
-    nbytes: int  # of the output
     empty: bool  # nothing to compute
     kernel: bool  # whether one covers the length
     rows: int  # batch rows that PyTorch computes at a time
@@ -124,12 +122,7 @@ def run(
     if out is None:
         out = torch.empty_like(plan.template)
     else:
-        out = checks.as_tensor(OPERATOR, "out", out)
-        checks.check_output(OPERATOR, "out", out, u.shape, torch.float32, u.device, "u")
-        if not plan.empty:
-            checks.check_memory(OPERATOR, ("out",), (out,), (plan.nbytes,), _INPUT_NAMES, inputs)
-        if not out.is_inference():
-            increment_version([out])  # autograd can't see a kernel write
+        out = checks.given_output(OPERATOR, out, plan.template, "u", _INPUT_NAMES, inputs, plan.empty)
     if plan.empty:
         return out
     if plan.kernel:
@@ -154,7 +147,7 @@ def _make_plan(u, k, skip, pre_gate, post_gate) -> _Plan:
         kernel = conv_kernel(u.shape[2] if k.shape[1] else 0, **given)
     template = torch.empty(1, dtype=torch.float32, device=u.device).expand(u.shape)
     rows = max(1, SLICE_ELEMENTS // max(u.shape[1] * u.shape[2], 1))
-    return _Plan(template, 4 * u.numel(), u.numel() == 0 or u.device.type == "meta", kernel is not None, rows)
+    return _Plan(template, u.numel() == 0 or u.device.type == "meta", kernel is not None, rows)
 
 
 def _readable(x: Tensor | None) -> Tensor | None:
