@@ -8,20 +8,10 @@ from cute_kernels.hyena import stages
 from cute_kernels.hyena.config import Filter
 from reference import hyena, hyena_inputs
 
+from .cases import poisoned, rel_l2, tensors
+
 pytest.importorskip("cutlass")
 machine = pytest.importorskip("reference.ptx.machine")
-
-
-def rel_l2(got, want):
-    return np.linalg.norm(got.numpy().astype(np.float64) - want) / np.linalg.norm(want)
-
-
-def tensors(inputs):
-    return {name: torch.from_numpy(value) for name, value in inputs.items()}
-
-
-def poisoned(*shape):
-    return torch.full(shape, float("nan"))
 
 
 @pytest.mark.parametrize("kind", hyena_inputs.SETS)
