@@ -18,13 +18,13 @@ import cutlass.memory as memory
 import cutlass.pipeline as pipeline
 import cutlass.utils as utils
 import cutlass.utils.hopper_helpers as sm90_utils
-from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import make_fake_stream
 
 from cute_kernels.hyena import finish_rows as rows
 from cute_kernels.hyena import numerics
 from cute_kernels.hyena.config import Finish
-from cute_kernels.hyena.finish_stream import WeightStream
+from cute_kernels.hyena.finish_stream import StreamSm90
 from cute_kernels.hyena.weights import compact, operand_type
 from cute_kernels.runtime.kernel import compile_options
 
@@ -32,9 +32,11 @@ F32, I32 = cutlass.Float32, cutlass.Int32
 
 
 class FinishKernel:
-    def __init__(self, config: Finish):
+    def __init__(self, config: Finish, arch: str):
         self.config = config
-        self.stream = WeightStream(config)
+        if arch != "sm_90a":
+            raise NotImplementedError(f"this kernel has no {arch} engine yet")
+        self.stream = StreamSm90(config)
         self.dtype = operand_type(config.dtype)
 
     @cute.jit
@@ -82,6 +84,7 @@ class FinishKernel:
         @cute.struct
         class Storage:
             w_mbar: cute.struct.MemRange[cutlass.Int64, 4 * c.stages]
+            address: cute.struct.MemRange[I32, self.stream.words]
             sO: cute.struct.Align[cute.struct.MemRange[F32, 2 * c.width], 16]
             sN: cute.struct.Align[cute.struct.MemRange[F32, 2 * c.width], 16]
             s1: cute.struct.Align[cute.struct.MemRange[F32, 2 * (c.inner // c.split)], 16]
@@ -179,7 +182,8 @@ class FinishKernel:
         else:
             cute.arch.setmaxregister_increase(240)
             self.consume(
-                *(ring, tidx, warp_idx, part, token0, mP, mX, mSo, mS1, mS2, mNorm1, mBo, mB1, mB2, mNw, mNb, mOut),
+                *(ring, storage.address.data_ptr(), tidx, warp_idx, part, token0),
+                *(mP, mX, mSo, mS1, mS2, mNorm1, mBo, mB1, mB2, mNw, mNb, mOut),
                 *(
                     length,
                     conv_length,
@@ -210,7 +214,8 @@ class FinishKernel:
     @cute.jit
     def consume(
         self,
-        ring: pipeline.PipelineTmaAsync,
+        ring: pipeline.PipelineAsync,
+        address: cute.Pointer,
         tidx: I32,
         warp_idx: I32,
         part: I32,
@@ -246,6 +251,7 @@ class FinishKernel:
     ):
         c = self.config
         wg = warp_idx // 4
+        self.stream.begin(address)
         pair0 = wg * (c.half // 2)  # of this warpgroup's half of the columns
 
         # The inputs of the call may be read before the launch in front has ended, what kernels made may not.
@@ -307,13 +313,8 @@ class FinishKernel:
         rows.sync()
 
         thread = tidx % 128
-        narrow, wide = self.stream.mma(c.box).get_slice(thread), self.stream.mma(2 * c.box).get_slice(thread)
-        fA = self.stream.mma(c.box).make_fragment_A(narrow.partition_A(sA))  # (MMA, 1, K blocks, parts * K tiles)
-        fB = (
-            self.stream.mma(c.box).make_fragment_B(narrow.partition_B(sBox)),
-            self.stream.mma(2 * c.box).make_fragment_B(wide.partition_B(sWide)),
-        )
-        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, c.stages)
+        fA, fB = self.stream.fragments(sA, sBox, sWide, thread)
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stream.stages)
         states = (state, state.clone())
 
         # out_proj: r = p Wo^T + bo + x. Of r a block keeps what it will finish, a part of the columns: in the
@@ -339,23 +340,17 @@ class FinishKernel:
         total = cute.make_rmem_tensor(c.width // 2, F32)  # own half of the columns first
         total.fill(0.0)
         hidden = cute.make_rmem_tensor(c.chunk // 2, F32)
-        frag = cute.make_rmem_tensor(((2, 2, 2), 1, 4, c.parts * c.chunk // c.box), self.dtype)
-        turns, zero = c.parts == 1, length >> 31
-        if cutlass.const_expr(turns):  # noqa: SIM102
-            if wg == 1:
-                rows.take_turn(wg, None, zero)
+        sH, fH = self.stream.hidden_operand(sBox, wg)  # what GELU makes, and as the tensor core sees it
+        zero = length >> 31  # which the compiler doesn't know
+        self.stream.begin_turns(wg, zero)
         for i in cutlass.range(c.chunks, unroll=1):
             states = self.stream.product(ring, states, wg, hidden, fA, fB, self.stream.fc1)
-            if cutlass.const_expr(turns):
-                rows.give_turn(wg)
-            rows.activate(hidden, frag, s1, (2 * i + wg) * (c.chunk // 2), inverse_h, c.parts, tidx)
-            if cutlass.const_expr(turns):
-                rows.take_turn(wg, frag, zero)
-            states = self.stream.product(ring, states, wg, total, frag, fB, self.stream.fc2)
-        if cutlass.const_expr(turns):
-            if wg == 0:
-                rows.give_turn(wg)
-            warpgroup.wait_group(0)
+            self.stream.give_turn(wg)
+            rows.activate(hidden, s1, (2 * i + wg) * (c.chunk // 2), inverse_h, tidx)
+            self.stream.keep(hidden, sH, tidx)
+            self.stream.take_turn(sH, wg, zero)
+            states = self.stream.product(ring, states, wg, total, fH, fB, self.stream.fc2, i)
+        self.stream.end_turns(ring, states, total, wg)
 
         # Each warpgroup gets the other's sums of its own half of the columns, then each block those of its part.
         mine = cute.make_tensor(total.iterator, cute.make_layout((4, c.half // 8)))
@@ -371,6 +366,7 @@ class FinishKernel:
         else:
             rows.load_pairs(mOut, kept, token0, first, tidx)
         rows.sync()
+        self.stream.end(address)
         cute.autovec_copy(sWhole[None, thread, None, 1 - wg], other)
         mine.store(mine.load() + other.load())
         if cutlass.const_expr(c.split > 1):
@@ -388,8 +384,6 @@ class FinishKernel:
 
 
 def compile_finish(config: Finish, arch: str):
-    if arch != "sm_90a":
-        raise NotImplementedError(f"this kernel has no {arch} engine yet")
     d, m, p, operand = config.width, config.inner, config.parts, operand_type(config.dtype)
     batch, tokens = cute.sym_int(), cute.sym_int()
     pitch = cute.sym_int(divisibility=4)
@@ -399,4 +393,4 @@ def compile_finish(config: Finish, arch: str):
     tensors += [compact(F32, tokens, d)]
     scalars = [I32(1), I32(1), F32(1e-5)]
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    return cute.compile(FinishKernel(config), *tensors, *scalars, stream, options=compile_options(arch))
+    return cute.compile(FinishKernel(config, arch), *tensors, *scalars, stream, options=compile_options(arch))

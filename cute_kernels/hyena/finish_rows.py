@@ -266,21 +266,28 @@ def store_pairs_of_operand(
 
 @cute.jit
 def activate(
-    hidden: cute.Tensor,  # (chunk / 2,) the product n2 W1^T
-    frag: cute.Tensor,  # ((2, 2, 2), 1, 4, parts * chunk / 64): GELU of it as operand registers
+    hidden: cute.Tensor,  # (chunk / 2,) registers, in place: the product n2 W1^T
     s1: cute.Tensor,  # (4, hidden / 2): by pairs, scales of W1's rows and bias
     pair0: I32,
     inverse: F32,  # the hidden operand's inverse scale
-    parts: cutlass.Constexpr,
     tidx: I32,
 ):
-    """An accumulator's registers are in the order of an operand's: two neighbouring blocks of 8 columns are one K."""
+    """GELU of the scaled sums, as large as the hidden operand may be."""
     for b in cutlass.range_constexpr(cute.size(hidden) // 4):
         v = vector(s1, pair0 + pair_of(tidx, b))
         for m in cutlass.range_constexpr(2):
             for i in cutlass.range_constexpr(2):
                 j = 4 * b + 2 * m + i
                 hidden[j] = numerics.gelu_tanh_over(hidden[j] * v[i] + v[2 + i], inverse)
+
+
+@cute.jit
+def keep_as_operand(
+    hidden: cute.Tensor,  # (chunk / 2,) registers
+    frag: cute.Tensor,  # ((2, 2, 2), 1, 4, parts * chunk / 64): operand registers
+    parts: cutlass.Constexpr,
+):
+    """An accumulator's registers are in the order of an operand's: two neighbouring blocks of 8 columns are one K."""
     flat = [
         cute.make_tensor(frag.iterator + p * cute.size(hidden), cute.make_layout(cute.size(hidden)))
         for p in range(parts)

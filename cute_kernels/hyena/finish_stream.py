@@ -19,6 +19,7 @@ import cutlass.utils.hopper_helpers as sm90_utils
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.pipeline import PipelineState
 
+from cute_kernels.hyena import finish_rows as rows
 from cute_kernels.hyena.config import Finish
 from cute_kernels.hyena.weights import operand_type
 
@@ -50,32 +51,15 @@ class Product:
 
 
 class WeightStream:
-    def __init__(self, config: Finish):
-        self.config = config
+    """What does not depend on the tensor core; a subclass for each has the rest, under one set of names."""
+
+    def __init__(self, config: Finish, stages: int):
+        self.config, self.stages = config, stages  # stages of each ring
         self.dtype = operand_type(config.dtype)
         c, k_tiles = config, config.width // BOX
         self.out_proj = Product(c.parts, c.half, k_tiles, end="wait")
         self.fc1 = Product(c.parts, c.chunk, k_tiles, held=True)
         self.fc2 = Product(c.parts, c.width, c.chunk // BOX, registers=True, adds=c.chunks > 1, end="hold")
-
-    def mma(self, n: int, registers: bool = False):
-        """64 tokens by n rows of weights; the tokens' operand in shared memory or in registers."""
-        k = OperandMajorMode.K
-        source = warpgroup.OperandSource.RMEM if registers else warpgroup.OperandSource.SMEM
-        return sm90_utils.make_trivial_tiled_mma(self.dtype, self.dtype, k, k, F32, (1, 1, 1), (64, n), source)
-
-    def ring(self, mbar: cute.Pointer, cluster: cute.Layout):
-        """The barriers of both warpgroups' rings, one after the other."""
-        group = pipeline.CooperativeGroup
-        return pipeline.PipelineTmaAsync.create(
-            num_stages=2 * self.config.stages,
-            barrier_storage=mbar,
-            tx_count=2 * BOX * BOX * 2,
-            producer_group=group(pipeline.Agent.Thread),
-            consumer_group=group(pipeline.Agent.Thread, 4 * self.config.multicast),
-            cta_layout_vmnk=cluster,
-            mcast_mode_mn=(0, 1),
-        )
 
     def of_ring(self, state: PipelineState, wg: I32):
         """The state of one warpgroup's ring among the barriers of both."""
@@ -85,7 +69,7 @@ class WeightStream:
     @cute.jit
     def load(
         self,
-        ring: pipeline.PipelineTmaAsync,
+        ring: pipeline.PipelineAsync,
         state: PipelineState,
         wg: I32,
         peer: I32,
@@ -116,7 +100,7 @@ class WeightStream:
     @cute.jit
     def produce(
         self,
-        ring: pipeline.PipelineTmaAsync,
+        ring: pipeline.PipelineAsync,
         wg: I32,
         peer: I32,
         chunk0: I32,
@@ -128,7 +112,7 @@ class WeightStream:
         c = self.config
         sBox = cute.group_modes(sBox, 0, 2)
         w_o, w_1, w_2 = (self.boxes_of(*pair, sBox) for pair in atoms)
-        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, c.stages)
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
         row_boxes, chunk_boxes = c.width // BOX, c.chunk // BOX
         half0 = wg * (c.half // BOX)
 
@@ -145,6 +129,85 @@ class WeightStream:
         g = cute.group_modes(cute.local_tile(coords, (BOX, BOX), (None, None, None)), 0, 2)
         return (atom, *cpasync.tma_partition(atom, 0, cute.make_layout(1), sBox, g))
 
+
+class StreamSm90(WeightStream):
+    """wgmma: accumulators and the hidden operand in registers, and the warpgroups take turns at the tensor core."""
+
+    words = 0  # of shared memory
+
+    def __init__(self, config: Finish):
+        super().__init__(config, config.stages)
+
+    def mma(self, n: int, registers: bool = False):
+        """64 tokens by n rows of weights; the tokens' operand in shared memory or in registers."""
+        k = OperandMajorMode.K
+        source = warpgroup.OperandSource.RMEM if registers else warpgroup.OperandSource.SMEM
+        return sm90_utils.make_trivial_tiled_mma(self.dtype, self.dtype, k, k, F32, (1, 1, 1), (64, n), source)
+
+    def ring(self, mbar: cute.Pointer, cluster: cute.Layout):
+        """The barriers of both warpgroups' rings, one after the other."""
+        group = pipeline.CooperativeGroup
+        return pipeline.PipelineTmaAsync.create(
+            num_stages=2 * self.config.stages,
+            barrier_storage=mbar,
+            tx_count=2 * BOX * BOX * 2,
+            producer_group=group(pipeline.Agent.Thread),
+            consumer_group=group(pipeline.Agent.Thread, 4 * self.config.multicast),
+            cta_layout_vmnk=cluster,
+            mcast_mode_mn=(0, 1),
+        )
+
+    def begin(self, address):
+        pass
+
+    def end(self, address):
+        pass
+
+    def fragments(self, sA, sBox, sWide, thread):
+        """The tokens (MMA, 1, K blocks, parts * K tiles), and the rings as boxes of 64 rows and of 128."""
+        narrow, wide = self.mma(BOX).get_slice(thread), self.mma(2 * BOX).get_slice(thread)
+        return self.mma(BOX).make_fragment_A(narrow.partition_A(sA)), (
+            self.mma(BOX).make_fragment_B(narrow.partition_B(sBox)),
+            self.mma(2 * BOX).make_fragment_B(wide.partition_B(sWide)),
+        )
+
+    def hidden_operand(self, sBox, wg):
+        c = self.config
+        frag = cute.make_rmem_tensor(((2, 2, 2), 1, 4, c.parts * c.chunk // BOX), self.dtype)
+        return frag, frag
+
+    def keep(self, hidden, frag, tidx):
+        rows.keep_as_operand(hidden, frag, self.config.parts)
+
+    @property
+    def turns(self) -> bool:
+        """With two parts products wait so often that the warpgroups interleave by themselves."""
+        return self.config.parts == 1
+
+    @cute.jit
+    def begin_turns(self, wg: I32, zero: I32):
+        if cutlass.const_expr(self.turns):  # noqa: SIM102
+            if wg == 1:
+                rows.take_turn(wg, None, zero)
+
+    @cute.jit
+    def give_turn(self, wg: I32):
+        if cutlass.const_expr(self.turns):
+            rows.give_turn(wg)
+
+    @cute.jit
+    def take_turn(self, frag: cute.Tensor, wg: I32, zero: I32):
+        if cutlass.const_expr(self.turns):
+            rows.take_turn(wg, frag, zero)
+
+    @cute.jit
+    def end_turns(self, ring, states, total, wg: I32):
+        """Waits for the last product."""
+        if cutlass.const_expr(self.turns):
+            if wg == 0:
+                rows.give_turn(wg)
+            warpgroup.wait_group(0)
+
     @cute.jit
     def product(
         self,
@@ -155,6 +218,7 @@ class WeightStream:
         fA: cute.Tensor,  # (MMA, 1, K blocks, parts * K tiles): the tokens' operand, in shared memory or in registers
         fB: tuple[cute.Tensor, cute.Tensor],  # the rings as boxes of 64 rows, and as boxes of 128
         spec: cutlass.Constexpr,  # a Product
+        nth: I32 = 0,  # how often this product was made before
     ):
         """acc = or += tokens x weights^T, all of K. Two parts: low x high, high x low, high x high in this order into
         one accumulator, which is added to `acc` after each 64 of K, because the tensor core's own sums truncate; each

@@ -154,8 +154,8 @@ def compile_mix(config: MixLaunch, arch: str):
 
 
 class Finishing:
-    def __init__(self, config: FinishLaunch):
-        self.config, self.kernel = config, FinishKernel(config)
+    def __init__(self, config: FinishLaunch, arch: str):
+        self.config, self.kernel = config, FinishKernel(config, arch)
 
     @cute.jit
     def __call__(
@@ -187,7 +187,7 @@ def compile_finish(config: FinishLaunch, arch: str):
     weights = [compact(F32, n) for n in (d, m, d, d, d)]
     scalars = [I32(1), I32(1), I32(1), F32(1e-5)]
     return _compile(
-        Finishing(config),
+        Finishing(config, arch),
         *(compact(F32, tokens, d), _buffer(), _buffer(), *weights, compact(F32, tokens, d), *scalars),
         arch=arch,
     )
