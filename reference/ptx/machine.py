@@ -77,7 +77,7 @@ def _aligned_storage(size: int, alignment: int = 512) -> torch.UntypedStorage:
 
 
 class EmptyTensors:
-    """Knows which tensors `torch.empty` made, so that a kernel that reads them before it writes them is found."""
+    """Knows which tensors torch made empty, so that a kernel that reads them before it writes them is found."""
 
     def __init__(self):
         self._known: dict[int, tuple[weakref.ref, int, tuple]] = {}
@@ -103,13 +103,16 @@ class EmptyTensors:
 def ptx_machine(arch: str, *, sm_count: int | None = None, check: bool = True, **options: Any) -> Iterator[PtxMachine]:
     """Runs every operator inside the `with` block on the machine. `options`: see launch.Options.
 
-    While it is open, `torch.empty` hands out memory that reads as NaN and that the kernels must write before they read.
+    While it is open, `torch.empty` and `torch.empty_like` hand out memory that reads as NaN and that the kernels must
+    write before they read.
     """
     machine = PtxMachine(arch, sm_count, check, options)
-    original = torch.empty
-    torch.empty = functools.partial(machine.empty.make, original)
+    originals = {name: getattr(torch, name) for name in ("empty", "empty_like")}
+    for name, original in originals.items():
+        setattr(torch, name, functools.partial(machine.empty.make, original))
     try:
         with backend.use(machine):
             yield machine
     finally:
-        torch.empty = original
+        for name, original in originals.items():
+            setattr(torch, name, original)

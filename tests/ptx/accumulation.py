@@ -2,6 +2,7 @@
 
     python -m tests.ptx.accumulation device FOLDER     on a machine with an H200: writes FOLDER/accumulation.npz
     python -m tests.ptx.accumulation judge FOLDER      anywhere: the machine on the same operands; unequal elements
+    python -m tests.ptx.accumulation keep FOLDER       stores a checksum of each case, for the tests
 
 A case is D = C + A B^T with A [64, k], B [n, k], C and D [64, n] and one k step: 32 bytes of k.
 """
@@ -9,7 +10,6 @@ A case is D = C + A B^T with A [64, k], B [n, k], C and D [64, n] and one k step
 from __future__ import annotations
 
 import argparse
-import ctypes
 import pathlib
 import zlib
 from collections.abc import Iterator
@@ -17,7 +17,8 @@ from collections.abc import Iterator
 import numpy as np
 
 KINDS = {"bf16": 16, "f16": 16, "tf32": 8}  # k of one step
-RECORDING = pathlib.Path(__file__).with_name("accumulation.npz")
+RECORDING = "accumulation.npz"
+KEPT = pathlib.Path(__file__).with_name("h200_accumulation.npz")
 
 
 # ---- the kernels ----
@@ -286,28 +287,19 @@ def on_machine(variant: str, keep: slice = slice(None), **options) -> np.ndarray
 def on_device(folder: pathlib.Path) -> None:
     import torch
 
+    from . import device
+
     folder.mkdir(parents=True, exist_ok=True)
     torch.zeros(1, device="cuda")
-    cuda = ctypes.CDLL("libcuda.so.1")
     out = {"device": np.array(torch.cuda.get_device_name())}
     for variant, (kind, n, ptx) in VARIANTS.items():
         _, arrays = arguments(kind, n)
         tensors = [torch.from_numpy(x.view(np.int32)).cuda() for x in arrays]
-        module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        pointers = [ctypes.c_void_p(t.data_ptr()) for t in tensors]
-        parameters = (ctypes.c_void_p * 4)(*[ctypes.addressof(p) for p in pointers])
-        codes = [cuda.cuModuleLoadData(ctypes.byref(module), ptx.encode())]
-        codes.append(cuda.cuModuleGetFunction(ctypes.byref(function), module, b"k"))
-        torch.cuda.synchronize()
-        codes.append(cuda.cuLaunchKernel(function, len(arrays[0]), 1, 1, 128, 1, 1, 0, None, parameters, None))
-        torch.cuda.synchronize()
-        if any(codes):
-            print(variant, "failed:", codes)
-            continue
+        device.launch(ptx, tensors, grid=len(arrays[0]), block=128)
         out[variant] = _from_threads(tensors[3].cpu().numpy().view(np.uint32), n)
         out[f"{variant} inputs"] = np.array(checksum(arrays))
         print("ran", variant, out[variant].shape)
-    np.savez_compressed(folder / RECORDING.name, **out)
+    np.savez_compressed(folder / RECORDING, **out)
 
 
 def checksum(arrays: list[np.ndarray]) -> int:
@@ -315,7 +307,7 @@ def checksum(arrays: list[np.ndarray]) -> int:
 
 
 def judge(folder: pathlib.Path) -> None:
-    data = np.load(folder / RECORDING.name)
+    data = np.load(folder / RECORDING)
     for variant, (kind, n, _) in VARIANTS.items():
         if variant not in data:
             continue
@@ -330,12 +322,26 @@ def judge(folder: pathlib.Path) -> None:
                 print(f"    {name}: {rows.sum()} of {rows.size}")
 
 
+def checksums(out: np.ndarray) -> np.ndarray:
+    """One for each case, of D's bits."""
+    return np.array([zlib.crc32(case.tobytes()) for case in np.ascontiguousarray(out)], np.uint32)
+
+
+def keep(folder: pathlib.Path) -> None:
+    with np.load(folder / RECORDING) as data:
+        kept = {name: data[name] for name in ("device", *(f"{v} inputs" for v in VARIANTS))}
+        np.savez_compressed(KEPT, **kept, **{v: checksums(data[v]) for v in VARIANTS})
+
+
+COMMANDS = {"device": on_device, "judge": judge, "keep": keep}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("device", "judge"))
+    parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("folder", type=pathlib.Path)
     options = parser.parse_args()
-    (on_device if options.command == "device" else judge)(options.folder)
+    COMMANDS[options.command](options.folder)
 
 
 if __name__ == "__main__":

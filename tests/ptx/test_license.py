@@ -18,6 +18,18 @@ def test_matrix_product_has_the_bits_of_an_h200(kind, spread):
 
 
 @pytest.mark.parametrize("variant", accumulation.VARIANTS)
+def test_one_step_has_the_bits_of_an_h200(variant):
+    """Rounding, guard bits, cancellation, subnormal and overflowing addends, infinities, NaN: see families."""
+    kind, n, _ = accumulation.VARIANTS[variant]
+    names, arrays = accumulation.arguments(kind, n)
+    with np.load(accumulation.KEPT) as kept:
+        assert accumulation.checksum(arrays) == kept[f"{variant} inputs"], "recorded with other operands"
+        recorded = kept[variant]
+    differ = accumulation.checksums(accumulation.on_machine(variant)) != recorded
+    assert not differ.any(), {name for name, d in zip(names, differ, strict=True) if d}
+
+
+@pytest.mark.parametrize("variant", accumulation.VARIANTS)
 def test_one_step_is_near_the_exact_sum(variant):
     """Within the truncation of every addend below the guard bits, and of the sum; not-finite sums as IEEE has them."""
     kind, n, _ = accumulation.VARIANTS[variant]

@@ -75,7 +75,7 @@ void load_matrix(Machine *m, Warp *w, Cta *cta, const MatrixDescriptor *d, int k
 }
 
 /* ---- arithmetic ---- */
-enum { NO_EXPONENT = -1000, ODD_EXPONENT = 10000, GUARD_BITS = 2 };
+enum { NO_EXPONENT = -1000, ODD_EXPONENT = 10000, GUARD_BITS = 2, LEAST_EXPONENT = -133 };
 
 /* The exponents that the alignment sees: subnormals have that of the smallest normal, zero none. */
 void exponents(element_t type, const float *x, int count, int *to) {
@@ -88,9 +88,9 @@ void exponents(element_t type, const float *x, int count, int *to) {
     }
 }
 
-/* c + a . b as a tensor core adds, bit for bit on an H200 (tests/ptx/license.py): products are exact and not normalised, so the exponent of
+/* c + a . b as a tensor core adds, bit for bit on an H200 (tests/ptx/accumulation.py): products are exact and not normalised, so the exponent of
    one is the sum of its factors'. All products and the accumulator are cut toward zero GUARD_BITS below the last bit of an fp32 with
-   the largest exponent among them and added exactly; the sum is cut toward zero to fp32. */
+   the largest exponent among them (LEAST_EXPONENT if that is less) and added exactly; the sum is cut toward zero to fp32. */
 static float add_products(const float *a, const int *ea, const float *b, const int *eb, float c, int k) {
     double product[32];
     int largest;
@@ -108,7 +108,7 @@ static float add_products(const float *a, const int *ea, const float *b, const i
         if (f != f) memcpy(&f, &nan, 4);
         return f;
     }
-    int shift = 23 + GUARD_BITS - (largest < -126 ? -126 : largest);
+    int shift = 23 + GUARD_BITS - (largest < LEAST_EXPONENT ? LEAST_EXPONENT : largest);
     uint64_t up = (uint64_t)(1023 + shift) << 52, down = (uint64_t)(1023 - shift) << 52;
     double scale, unscale;
     memcpy(&scale, &up, 8), memcpy(&unscale, &down, 8);
