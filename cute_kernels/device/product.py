@@ -15,9 +15,9 @@ import cutlass.cute as cute
 import cutlass.utils.blackwell_helpers as sm100_utils
 import cutlass.utils.hopper_helpers as sm90_utils
 from cutlass import Float32, Int32
-from cutlass._mlir.dialects import nvvm
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05, warpgroup
-from cutlass.cutlass_dsl import dsl_user_op
+
+from cute_kernels.device import tensor_memory
 
 K = OperandMajorMode.K
 
@@ -118,10 +118,9 @@ class ProductSm100(_Product):
         self.barriers = warpgroups
         self.pitch = -(-columns // 16) * 16  # columns from one accumulator to the next
         sums = 1 if parts == 1 else k_tiles
-        self.depth = min(sums, 512 // (self.pitch * warpgroups))  # accumulators of a warpgroup
+        self.depth = min(sums, tensor_memory.COLUMNS // (self.pitch * warpgroups))  # accumulators of a warpgroup
         self.rounds = -(-sums // self.depth)  # of one product
-        used = self.pitch * self.depth * warpgroups
-        self.allocated = max(32, 1 << (used - 1).bit_length())  # columns come in powers of two from 32
+        self.allocated = tensor_memory.allocation(self.pitch * self.depth * warpgroups)
 
     def tiled_mma(self):
         return sm100_utils.make_trivial_tiled_mma(
@@ -138,8 +137,7 @@ class ProductSm100(_Product):
     def begin(self, done, address):
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == 0:
-            cute.arch.alloc_tmem(self.allocated, address)
-            cute.arch.relinquish_tmem_alloc_permit()
+            tensor_memory.allocate(self.allocated, address)
             with cute.arch.elect_one():
                 for i in cutlass.range_constexpr(self.barriers):
                     cute.arch.mbarrier_init(done + i, 1)
@@ -149,7 +147,7 @@ class ProductSm100(_Product):
         """The first of a warpgroup, in tensor memory, and the result's registers."""
         layout = tiled_mma.make_fragment_C(tiled_mma.partition_shape_C((64, self.columns))).layout
         first = cute.assume(self.group() * (self.pitch * self.depth), divby=16)
-        start = cute.arch.retrieve_tmem_ptr(Float32, 16, address) + first
+        start = tensor_memory.start(address) + first
         return cute.make_tensor(start, layout), cute.make_rmem_tensor(((2, 2, self.columns // 8), 1, 1), Float32)
 
     @cute.jit
@@ -174,23 +172,23 @@ class ProductSm100(_Product):
                 self._start_round(mma, acc, fA, fB, i, buffer, done)
                 cute.arch.mbarrier_wait(done + self.group(), (n * self.rounds + i) % 2)
                 for j in cutlass.range(min(self.depth, self.k_tiles - i * self.depth), unroll=1):
-                    self._read(self._at(acc, j), part)
+                    tensor_memory.read(self._at(acc, j), part, self.columns)
                     total.store(total.load() + part.load())
 
     @cute.jit
     def finish(self, acc, total, done, n):
         """Waits for a product of one part."""
         cute.arch.mbarrier_wait(done + self.group(), n % 2)
-        self._read(acc, total)
+        tensor_memory.read(acc, total, self.columns)
 
     @cute.jit
     def _start_round(self, mma, acc, fA, fB, i: cutlass.Constexpr, buffer, done):
         group = self.group()
         # The warpgroup's warps have read what these overwrite, and have seen the operands arrive.
-        fence_before()
+        tensor_memory.fence_before()
         cute.arch.barrier(barrier_id=self.GROUP_BARRIER + group, number_of_threads=128)
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4 == 0:
-            fence_after()
+            tensor_memory.fence_after()
             first = 0 if cutlass.const_expr(self.parts == 1) else i * self.depth
             last = self.k_tiles if cutlass.const_expr(self.parts == 1) else min(self.k_tiles, first + self.depth)
             for k in cutlass.range_constexpr(first, last):
@@ -203,42 +201,11 @@ class ProductSm100(_Product):
         return cute.make_tensor(acc.iterator + cute.assume(Int32(i) * self.pitch, divby=16), acc.layout)
 
     @cute.jit
-    def _read(self, acc, x):
-        """An accumulator into registers: loads take 8 columns, or a power of two times as many."""
-        thread = cute.arch.thread_idx()[0] % 128
-        fence_after()
-        first, left = 0, self.columns // 8
-        while cutlass.const_expr(left > 0):
-            count = 1 << (left.bit_length() - 1)
-            layout = cute.make_layout((acc.shape[0][0], 8 * count), stride=acc.stride[0])
-            source = cute.make_tensor(acc.iterator + 8 * first, layout)
-            atom = cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(count)), Float32)
-            copy = tcgen05.make_tmem_copy(atom, source)
-            mine = copy.get_slice(thread)
-            shape = mine.partition_D(cute.make_identity_tensor((64, 8 * count))).shape
-            target = cute.make_tensor(x.iterator + 4 * first, cute.make_layout(shape))
-            cute.copy(copy, mine.partition_S(source), target)
-            first, left = first + count, left - count
-        cute.arch.fence_view_async_tmem_load()
-
-    @cute.jit
     def end(self, address):
-        fence_before()
+        tensor_memory.fence_before()
         cute.arch.barrier(barrier_id=self.ALL_BARRIER, number_of_threads=128 * self.warpgroups)
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
-            cute.arch.dealloc_tmem(cute.arch.retrieve_tmem_ptr(Float32, 16, address), self.allocated)
-
-
-@dsl_user_op
-def fence_before(*, loc=None, ip=None):
-    """Orders this thread's work on tensor memory before what follows a barrier."""
-    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.BEFORE_THREAD_SYNC, loc=loc, ip=ip)
-
-
-@dsl_user_op
-def fence_after(*, loc=None, ip=None):
-    """Orders this thread's work on tensor memory after what went before a barrier."""
-    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC, loc=loc, ip=ip)
+            tensor_memory.free(self.allocated, address)
 
 
 def row_product(arch, columns, k_tiles, parts, dtype, warpgroups):

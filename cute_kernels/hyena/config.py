@@ -36,8 +36,6 @@ class HyenaKernel(Kernel):
 class ConvertWeights(HyenaKernel):
     """fp32 matrices to tensor-core operands: one scale for each row, `parts` matrices of `dtype`."""
 
-    archs: ClassVar[tuple[str, ...]] = ("sm_90a",)
-
     dtype: str
     parts: int
     width: int
@@ -56,8 +54,6 @@ class Finish(HyenaKernel):
     `split` blocks share one token tile and divide the hidden width among them, or `multicast` token tiles share every
     load of weights; either makes a cluster.
     """
-
-    archs: ClassVar[tuple[str, ...]] = ("sm_90a",)
 
     dtype: str
     parts: int
@@ -379,8 +375,6 @@ class Project(HyenaKernel):
 
 @dataclasses.dataclass(frozen=True)
 class ProjectLaunch(Project):
-    archs: ClassVar[tuple[str, ...]] = Finish.archs  # the three run together
-
     @property
     def constants(self) -> Constants:
         return Constants(self.width, self.inner, self.dtype, self.parts)
@@ -393,8 +387,6 @@ class ProjectLaunch(Project):
 
 @dataclasses.dataclass(frozen=True)
 class MixLaunch(LongConv):
-    archs: ClassVar[tuple[str, ...]] = Finish.archs  # the three run together
-
     def compile(self, arch: str) -> Any:
         from cute_kernels.hyena import launches
 

@@ -24,6 +24,7 @@ from cutlass.cute.runtime import make_fake_stream
 from cute_kernels.hyena import finish_rows as rows
 from cute_kernels.hyena import numerics
 from cute_kernels.hyena.config import Finish
+from cute_kernels.hyena.finish_sm100 import StreamSm100
 from cute_kernels.hyena.finish_stream import StreamSm90
 from cute_kernels.hyena.weights import compact, operand_type
 from cute_kernels.runtime.kernel import compile_options
@@ -34,9 +35,7 @@ F32, I32 = cutlass.Float32, cutlass.Int32
 class FinishKernel:
     def __init__(self, config: Finish, arch: str):
         self.config = config
-        if arch != "sm_90a":
-            raise NotImplementedError(f"this kernel has no {arch} engine yet")
-        self.stream = StreamSm90(config)
+        self.stream = (StreamSm90 if arch == "sm_90a" else StreamSm100)(config)
         self.dtype = operand_type(config.dtype)
 
     @cute.jit
@@ -84,6 +83,7 @@ class FinishKernel:
         @cute.struct
         class Storage:
             w_mbar: cute.struct.MemRange[cutlass.Int64, 4 * c.stages]
+            done: cute.struct.MemRange[cutlass.Int64, self.stream.barriers]
             address: cute.struct.MemRange[I32, self.stream.words]
             sO: cute.struct.Align[cute.struct.MemRange[F32, 2 * c.width], 16]
             sN: cute.struct.Align[cute.struct.MemRange[F32, 2 * c.width], 16]
@@ -182,7 +182,7 @@ class FinishKernel:
         else:
             cute.arch.setmaxregister_increase(240)
             self.consume(
-                *(ring, storage.address.data_ptr(), tidx, warp_idx, part, token0),
+                *(ring, storage.done.data_ptr(), storage.address.data_ptr(), tidx, warp_idx, part, token0),
                 *(mP, mX, mSo, mS1, mS2, mNorm1, mBo, mB1, mB2, mNw, mNb, mOut),
                 *(
                     length,
@@ -215,6 +215,7 @@ class FinishKernel:
     def consume(
         self,
         ring: pipeline.PipelineAsync,
+        done: cute.Pointer,
         address: cute.Pointer,
         tidx: I32,
         warp_idx: I32,
@@ -251,7 +252,7 @@ class FinishKernel:
     ):
         c = self.config
         wg = warp_idx // 4
-        self.stream.begin(address)
+        self.stream.begin(done, address)
         pair0 = wg * (c.half // 2)  # of this warpgroup's half of the columns
 
         # The inputs of the call may be read before the launch in front has ended, what kernels made may not.
@@ -313,9 +314,8 @@ class FinishKernel:
         rows.sync()
 
         thread = tidx % 128
-        fA, fB = self.stream.fragments(sA, sBox, sWide, thread)
-        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stream.stages)
-        states = (state, state.clone())
+        fA, fB = self.stream.fragments(sA, sBox, sWide, done, address, wg)
+        states = self.stream.begin_states()
 
         # out_proj: r = p Wo^T + bo + x. Of r a block keeps what it will finish, a part of the columns: in the
         # output, or in shared memory where that has room.
@@ -350,7 +350,7 @@ class FinishKernel:
             self.stream.keep(hidden, sH, tidx)
             self.stream.take_turn(sH, wg, zero)
             states = self.stream.product(ring, states, wg, total, fH, fB, self.stream.fc2, i)
-        self.stream.end_turns(ring, states, total, wg)
+        self.stream.end_turns(ring, states, total, fB, wg)
 
         # Each warpgroup gets the other's sums of its own half of the columns, then each block those of its part.
         mine = cute.make_tensor(total.iterator, cute.make_layout((4, c.half // 8)))

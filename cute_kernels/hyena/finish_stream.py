@@ -133,7 +133,7 @@ class WeightStream:
 class StreamSm90(WeightStream):
     """wgmma: accumulators and the hidden operand in registers, and the warpgroups take turns at the tensor core."""
 
-    words = 0  # of shared memory
+    words = barriers = 0  # in shared memory
 
     def __init__(self, config: Finish):
         super().__init__(config, config.stages)
@@ -157,14 +157,20 @@ class StreamSm90(WeightStream):
             mcast_mode_mn=(0, 1),
         )
 
-    def begin(self, address):
+    def begin(self, done, address):
         pass
 
     def end(self, address):
         pass
 
-    def fragments(self, sA, sBox, sWide, thread):
+    def begin_states(self):
+        """Of the next stage to wait for, and of the next to hand back."""
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
+        return state, state.clone()
+
+    def fragments(self, sA, sBox, sWide, done, address, wg):
         """The tokens (MMA, 1, K blocks, parts * K tiles), and the rings as boxes of 64 rows and of 128."""
+        thread = cute.arch.thread_idx()[0] % 128
         narrow, wide = self.mma(BOX).get_slice(thread), self.mma(2 * BOX).get_slice(thread)
         return self.mma(BOX).make_fragment_A(narrow.partition_A(sA)), (
             self.mma(BOX).make_fragment_B(narrow.partition_B(sBox)),
@@ -201,7 +207,7 @@ class StreamSm90(WeightStream):
             rows.take_turn(wg, frag, zero)
 
     @cute.jit
-    def end_turns(self, ring, states, total, wg: I32):
+    def end_turns(self, ring, states, total, fB, wg: I32):
         """Waits for the last product."""
         if cutlass.const_expr(self.turns):
             if wg == 0:
@@ -212,7 +218,7 @@ class StreamSm90(WeightStream):
     def product(
         self,
         ring: pipeline.PipelineTmaAsync,
-        states,  # of the next stage to wait for, and of the next to hand back
+        states,
         wg: I32,
         acc: cute.Tensor,  # (rows / 2,) fp32 registers, 32 for each 64 rows of weights, in the accumulator's order
         fA: cute.Tensor,  # (MMA, 1, K blocks, parts * K tiles): the tokens' operand, in shared memory or in registers

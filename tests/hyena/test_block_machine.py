@@ -10,14 +10,16 @@ from .helpers import make, rel_l2
 pytest.importorskip("cutlass")
 machine = pytest.importorskip("reference.ptx.machine")
 
+ARCHS = ("sm_90a", "sm_100a")
 LIMITS = {"highest": 3e-6, "high": 1e-3, "medium": 1e-2}  # relative L2 on stress inputs
 
 
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("kind", hyena_inputs.SETS)
 @pytest.mark.parametrize("precision", LIMITS)
-def test_block(kind, precision):
+def test_block(kind, precision, arch):
     x, params, inputs = make(kind, batch=2, length=43, width=128, inner=128)
-    with machine.ptx_machine("sm_90a") as m:
+    with machine.ptx_machine(arch) as m:
         out = cute_kernels.hyena_block(x, params, precision=precision)
         launches = len(m.reports)
         prepared = params.prepare(seq_len=43, precision=precision)
@@ -30,7 +32,7 @@ def test_block(kind, precision):
 OPTIONS = {"l_max": 20, "filter_layout": "transpose", "bias_in_filter": False, "norm_len": 50}
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("arch", ARCHS)
 def test_options(arch):
     x, params, inputs = make(batch=1, length=33, width=128, inner=128)
     with machine.ptx_machine(arch):
@@ -45,13 +47,14 @@ def test_width_without_kernels_for_every_stage():
     assert rel_l2(out, hyena.block(inputs)["out"]) < LIMITS["highest"]
 
 
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(
     ("width", "inner", "batch", "length"), [(256, 256, 1, 150), (128, 384, 3, 70), (128, 128, 1, 1)]
 )
-def test_three_launches(width, inner, batch, length):
+def test_three_launches(width, inner, batch, length, arch):
     """Nothing but the three kernels runs, whole tiles and parts of them."""
     x, params, inputs = make(batch=batch, length=length, width=width, inner=inner)
-    with machine.ptx_machine("sm_90a") as m:
+    with machine.ptx_machine(arch) as m:
         out = cute_kernels.hyena_block(x, params, precision="high")
     assert len(m.reports) == 3
     assert rel_l2(out, hyena.block(inputs)["out"]) < LIMITS["high"]

@@ -13,6 +13,7 @@ from .test_stages import poisoned, rel_l2, tensors
 # Relative L2 on stress inputs: several times what is seen, and far below what a wrong kernel gives.
 LIMITS = {"highest": 5e-7, "high": 6e-4, "medium": 5e-3}
 EPS = 1e-5
+ARCHS = ("sm_90a", "sm_100a")
 
 
 def padded(p):
@@ -22,13 +23,13 @@ def padded(p):
     return out
 
 
-def run(inputs, p, kernel, precision, conv_length, **options):
+def run(inputs, p, kernel, precision, conv_length, arch="sm_90a", **options):
     """The kernel's output [B, L, D], from the gated convolution p [B, D, L]."""
     pytest.importorskip("cutlass")
     machine = pytest.importorskip("reference.ptx.machine")
     w = tensors(inputs)
     out = poisoned(*inputs["hidden_states"].shape)
-    with machine.ptx_machine("sm_90a", **options):
+    with machine.ptx_machine(arch, **options):
         operands = stages.convert_weights(w, Precision.named(precision))
         return stages.finish(padded(p), w["hidden_states"], w, operands, kernel, conv_length, EPS, out)
 
@@ -38,6 +39,7 @@ def kernel_of(precision, width, inner, **config):
     return Finish(chosen.dtype, chosen.parts, width, inner, **config)
 
 
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("kind", hyena_inputs.SETS)
 @pytest.mark.parametrize("precision", Precision.NAMES)
 @pytest.mark.parametrize(
@@ -52,21 +54,22 @@ def kernel_of(precision, width, inner, **config):
     ],
     ids=str,
 )
-def test_finish(kind, precision, width, inner, batch, length, config):
+def test_finish(kind, precision, width, inner, batch, length, config, arch):
     inputs = hyena_inputs.SETS[kind](batch, length, width=width, inner=inner)
     s = hyena.block(inputs)
-    out = run(inputs, s["p"], kernel_of(precision, width, inner, **config), precision, length)
+    out = run(inputs, s["p"], kernel_of(precision, width, inner, **config), precision, length, arch)
     assert rel_l2(out, s["out"]) < LIMITS[precision]
 
 
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("config", [{}, {"multicast": 2}, {"split": 4}], ids=str)
 @pytest.mark.parametrize("precision", ["highest", "high"])
-def test_same_bits_under_every_schedule(precision, config):
+def test_same_bits_under_every_schedule(precision, config, arch):
     inputs = hyena_inputs.stress(1, 70, width=128, inner=512)
     p, kernel = hyena.block(inputs)["p"], kernel_of(precision, 128, 512, **config)
-    first = run(inputs, p, kernel, precision, 70)
+    first = run(inputs, p, kernel, precision, 70, arch)
     for schedule in ("random", "late 0", "late 5", "late 8"):
-        assert torch.equal(first, run(inputs, p, kernel, precision, 70, schedule=schedule, seed=3))
+        assert torch.equal(first, run(inputs, p, kernel, precision, 70, arch, schedule=schedule, seed=3))
 
 
 def test_finish_beyond_the_operator():
@@ -87,15 +90,16 @@ def test_finish_of_any_magnitude(scale):
     assert rel_l2(out, s["out"]) < LIMITS["high"]
 
 
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("config", [{}, {"split": 2}], ids=str)
 @pytest.mark.parametrize("precision", ["highest", "high"])
-def test_a_row_that_is_not_finite_stays_alone(precision, config):
+def test_a_row_that_is_not_finite_stays_alone(precision, config, arch):
     inputs = hyena_inputs.stress(1, 70, width=128, inner=256)
     s, kernel = hyena.block(inputs), kernel_of(precision, 128, 256, **config)
     p = s["p"].copy()
     p[0, 5, 3], p[0, 7, 20], p[0, 7, 40] = np.nan, np.inf, 1e30
     inputs["hidden_states"][0, 66, 9] = np.nan
-    out = run(inputs, p, kernel, precision, 70)
+    out = run(inputs, p, kernel, precision, 70, arch)
     touched = [3, 20, 40, 66]
     others = [t for t in range(70) if t not in touched]
     assert rel_l2(out[:, others], s["out"][:, others]) < LIMITS[precision]
