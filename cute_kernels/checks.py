@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -131,31 +132,29 @@ def check_memory(
     inputs: Sequence[Tensor | None],
 ) -> None:
     """ValueError where a given output is misaligned, or shares memory with another output or an input."""
-    spans = []  # (first address, address past the end, whether it is written)
+    spans = []  # (first address, address past the end) of each output
     for name, x, size in zip(names, out, sizes, strict=True):
         start = x.data_ptr()
         if start & 15:
             raise wrong(operator, name, f"at address {start:#x}", "aligned to 16 bytes")
-        spans.append((start, start + size, True))
-    for x in inputs:
-        if x is not None:
-            start = x.data_ptr()
-            spans.append((start, start + extent(x), False))
+        spans.append((start, start + size))
     spans.sort()
-    written = read = 0  # where the spans so far end
-    for start, end, is_written in spans:
-        if start < written or (is_written and start < read):
-            raise ValueError(_shared_memory(operator, names, out, input_names, inputs))
-        if is_written:
-            written = end
-        elif end > read:
-            read = end
+    first, last = spans[0][0], spans[-1][1]
+    shared = any([b[0] < a[1] for a, b in itertools.pairwise(spans)])
+    for x in inputs:
+        if x is None or (start := x.data_ptr()) >= last:
+            continue
+        end = start + extent(x)
+        if end > first and any([start < b and a < end for a, b in spans]):
+            shared = True
+    if shared:
+        raise ValueError(_shared_memory(operator, names, out, input_names, inputs))
 
 
 def extent(x: Tensor) -> int:
     """Bytes from x's first element to the end of its last."""
     if x.is_contiguous():
-        return x.numel() * x.element_size()
+        return x.nbytes
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return (last + 1) * x.element_size()
 

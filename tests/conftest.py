@@ -1,7 +1,19 @@
-"""Every test can run everywhere: those marked `gpu` are skipped where there is no GPU."""
+"""Every test can run everywhere: those marked `gpu` are skipped where there is no GPU. Kernels are compiled once."""
+
+import os
 
 import pytest
 import torch
+
+from cute_kernels.runtime import cache
+
+
+def pytest_configure(config):
+    """One kernel cache for all tests and worker processes, beside pytest's own; the user's stays as it is."""
+    if cache.VARIABLE not in os.environ and hasattr(config, "cache"):
+        folder = config.cache.mkdir("kernels")
+        folder.chmod(0o700)  # whatever the umask: a cache that others can write to is refused
+        os.environ[cache.VARIABLE] = str(folder)
 
 
 def pytest_collection_modifyitems(items):

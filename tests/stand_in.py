@@ -12,5 +12,8 @@ class StandIn(backend.Backend):
     def arch(self, device):
         return "sm_90a"
 
+    def held(self, tensor):
+        return tensor
+
     def sm_count(self, device):
         return 132

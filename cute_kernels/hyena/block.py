@@ -39,6 +39,7 @@ from cute_kernels.hyena.params import (
 )
 from cute_kernels.runtime import backend
 from cute_kernels.runtime.kernel import Kernel
+from cute_kernels.runtime.template import template
 
 OPERATOR = "hyena_block"
 
@@ -103,8 +104,11 @@ def hyena_block(
         must = "HyenaBlockParams, or what their prepare() returns"
         raise TypeError(f"{OPERATOR}: params is of type {type(params).__qualname__}, but must be {must}")
     given = (layer_norm_eps, exp_mod_shift, l_max, filter_layout, bias_in_filter, norm_len)
-    nothing = all([value is None for value in given])  # not ==, which an array answers with an array
-    options = params.options if nothing else _merge(params.options, given, prepared)
+    options = params.options
+    for value in given:
+        if value is not None:
+            options = _merge(options, given, prepared)
+            break
     if type(x) not in checks.PLAIN:
         x = checks.as_tensor(OPERATOR, "x", x)
     if prepared is not None:
@@ -224,11 +228,10 @@ _INPUT_NAMES = ("x", *NAMES, "z", "prepared")
 def _make_plan(x: Tensor, params: HyenaBlockParams, options: HyenaOptions, precision: str) -> _Plan:
     check_input(x, params.problem, params.device, options)
     device = x.device
-    template = torch.empty(1, dtype=torch.float32, device=device).expand(x.shape)
     composition = _composition(x, params.problem, options, precision)
     empty = x.numel() == 0 or device.type == "meta"
     run = composition.run if empty or composition.launches is None else composition.launcher()
-    return _Plan(composition, run, template, empty)
+    return _Plan(composition, run, template(x.shape, torch.float32, device), empty)
 
 
 def _composition(x: Tensor, problem: HyenaProblem, options: HyenaOptions, precision: str) -> Composition:

@@ -28,6 +28,7 @@ from cute_kernels.hyena.precision import products
 from cute_kernels.hyena.workspace import Constants, pitch
 from cute_kernels.runtime import backend
 from cute_kernels.runtime.kernel import Kernel
+from cute_kernels.runtime.template import template
 
 # PyTorch's intermediates are several times as large as the widest of them: rows go through in slices of this size.
 SLICE_ELEMENTS = 1 << 28
@@ -188,7 +189,7 @@ class Composition:
         """`run` in three launches, with all that is the same for every call found before."""
         current, device = backend.current(), self.device
         project, mix, finish = (current.function(kernel, device) for kernel in vars(self.launches).values())
-        b, length, lf = self.batch, self.length, self.conv_length
+        b, lf = self.batch, self.conv_length
         width, norm_len = self.problem.width, self.norm_len
         eps, shift = map(float, self.options[:2])
         sm_count = current.sm_count(device)
@@ -196,22 +197,21 @@ class Composition:
         mix_rows = self.launches.mix.rows(b, width, sm_count)
         k_offset = self.constants.offsets()["k"]
         scratch_size, constants_size = 2 * b * width * pitch(lf), self.constants_size
-        tokens = (b * length, width)
-        empty, fp32 = torch.empty, torch.float32
+        scratch_alone, both = (
+            template((n,), torch.float32, device) for n in (scratch_size, constants_size + scratch_size)
+        )
 
         def launch(x, w, constants, out):
-            scratch = empty(scratch_size, dtype=fp32, device=device)
-            beside = 0
-            if constants is None:
-                beside = 1  # the first launch makes them
-                constants = empty(constants_size, dtype=fp32, device=device)
-            x, out = x.view(tokens), out.view(tokens)
-            project(
-                *(x, *w.project, *w.filter, *w.matrices, scratch, constants),
-                *(b, length, lf, run, blocks, beside, eps, norm_len, shift),
-            )
-            mix(w.skip, scratch, constants, k_offset, b, lf, mix_rows)
-            finish(x, scratch, constants, *w.finish, out, b, length, lf, eps)
+            first, skip, last = w.held(current)
+            if constants is None:  # the first launch makes them
+                scratch = constants = torch.empty_like(both)
+                offset, beside = constants_size, 1
+            else:
+                scratch = torch.empty_like(scratch_alone)
+                offset, beside = 0, 0
+            project(x, *first, scratch, constants, offset, lf, run, blocks, beside, eps, norm_len, shift)
+            mix(skip, scratch, constants, offset, k_offset, b, lf, mix_rows)
+            finish(x, scratch, constants, *last, out, offset, lf, eps)
 
         return launch
 

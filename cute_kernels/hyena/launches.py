@@ -1,4 +1,4 @@
-"""The block's three launches on its two buffers: host functions that find the kernels' tensors there.
+"""The block's three launches on its buffers: host functions that find the kernels' tensors there.
 
 A view made in Python takes a microsecond, and a call would need a dozen.
 """
@@ -50,12 +50,17 @@ def pitch(length: I32):
     return cute.assume((length + ROW_ALIGN - 1) // ROW_ALIGN * ROW_ALIGN, divby=ROW_ALIGN)
 
 
-def rows(buffer: cute.Tensor, index: int, batch: I32, width, length: I32, row: I32):
-    """(B, D, length) of the scratch buffer, whose rows are `row` apart: 0 is g, 1 is x0."""
+def rows(buffer: cute.Tensor, offset: I64, index: int, batch: I32, width, length: I32, row: I32):
+    """(B, D, length) of the scratch, whose rows are `row` apart: 0 is g, 1 is x0. It begins `offset` floats in."""
     per_batch = cute.assume(I64(row) * width, divby=ROW_ALIGN)
-    start = aligned(buffer.iterator + index * batch * per_batch)
+    start = aligned(buffer.iterator + offset + index * batch * per_batch)
     layout = cute.make_layout((batch, width, length), stride=(per_batch, cute.assume(I64(row), divby=ROW_ALIGN), 1))
     return cute.make_tensor(start, layout)
+
+
+def by_token(x: cute.Tensor):  # (B, L, D) -> (B L, D)
+    batch, length, width = x.shape
+    return cute.make_tensor(x.iterator, cute.make_ordered_layout((batch * length, width), order=(1, 0)))
 
 
 class Projecting:
@@ -65,8 +70,8 @@ class Projecting:
     @cute.jit
     def __call__(
         self,
-        mX: cute.Tensor,  # as ProjectKernel takes them
-        mNw: cute.Tensor,
+        x: cute.Tensor,  # (B, L, D) fp32
+        mNw: cute.Tensor,  # as ProjectKernel takes them
         mNb: cute.Tensor,
         mW: cute.Tensor,
         mB: cute.Tensor,
@@ -88,8 +93,7 @@ class Projecting:
         mW2: cute.Tensor,
         scratch: cute.Tensor,
         constants: cute.Tensor,
-        batch: I32,
-        length: I32,
+        offset: I64,  # of the scratch in its buffer, in floats
         conv_length: I32,
         run: I32,
         blocks: I32,
@@ -101,22 +105,22 @@ class Projecting:
     ):
         c = self.config
         row = pitch(conv_length)
-        g, x0 = (rows(scratch, i, batch, c.width, row, row) for i in (0, 1))
+        g, x0 = (rows(scratch, offset, i, x.shape[0], c.width, row, row) for i in (0, 1))
         taps = cute.make_layout((c.width, row), stride=(cute.assume(I64(row), divby=ROW_ALIGN), 1))
         k = cute.make_tensor(aligned(constants.iterator + c.constants.offsets()["k"]), taps)
         self.kernel(
-            *(mX, mNw, mNb, mW, mB, mTaps, mTb, g, x0),
+            *(by_token(x), mNw, mNb, mW, mB, mTaps, mTb, g, x0),
             *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, k),
             *(mWo, mW1, mW2, *operands(constants, c.constants)),
-            *(length, conv_length, run, blocks, beside, eps, norm_len, shift, stream),
+            *(x.shape[1], conv_length, run, blocks, beside, eps, norm_len, shift, stream),
         )
 
 
 def compile_project(config: ProjectLaunch, arch: str):
-    d, tokens = config.width, cute.sym_int()
-    inputs = [compact(F32, tokens, d), compact(F32, d), compact(F32, d), compact(F32, 3 * d, d), compact(F32, 3 * d)]
+    d = config.width
+    inputs = [_activations(d), compact(F32, d), compact(F32, d), compact(F32, 3 * d, d), compact(F32, 3 * d)]
     inputs += [compact(F32, 3 * d, TAPS), compact(F32, 3 * d)]
-    scalars = [*(I32(1) for _ in range(6)), F32(1e-5), I32(1), F32(0.05)]
+    scalars = [I64(0), *(I32(1) for _ in range(4)), F32(1e-5), I32(1), F32(0.05)]
     return _compile(
         Projecting(config, arch),
         *(*inputs, *filter_arguments(config.filter)[:-1], *weights_arguments(config.weights)[:3]),
@@ -135,21 +139,22 @@ class Mixing:
         skip: cute.Tensor,  # (D,) fp32
         scratch: cute.Tensor,
         constants: cute.Tensor,
-        k_offset: I64,  # floats
+        offset: I64,  # of the scratch in its buffer, in floats
+        k_offset: I64,  # of the filter
         batch: I32,
         conv_length: I32,
         rows_of_block: I32,
         stream: cuda.CUstream,
     ):
         width, row = skip.shape[0], pitch(conv_length)
-        g, x0 = (rows(scratch, i, batch, width, conv_length, row) for i in (0, 1))
+        g, x0 = (rows(scratch, offset, i, batch, width, conv_length, row) for i in (0, 1))
         taps = cute.make_layout((width, conv_length), stride=(I64(row), 1))
         k = cute.make_tensor(constants.iterator + k_offset, taps)
         self.kernel(g, k, skip, g, x0, x0, rows_of_block, stream)
 
 
 def compile_mix(config: MixLaunch, arch: str):
-    scalars = [I64(0), I32(1), I32(1), I32(1)]
+    scalars = [I64(0), I64(0), I32(1), I32(1), I32(1)]
     return _compile(Mixing(config), compact(F32, cute.sym_int()), _buffer(), _buffer(), *scalars, arch=arch)
 
 
@@ -160,7 +165,7 @@ class Finishing:
     @cute.jit
     def __call__(
         self,
-        x: cute.Tensor,  # (T, D) fp32
+        x: cute.Tensor,  # (B, L, D) fp32
         scratch: cute.Tensor,
         constants: cute.Tensor,
         mBo: cute.Tensor,  # as FinishKernel takes them
@@ -168,29 +173,32 @@ class Finishing:
         mB2: cute.Tensor,
         mNw: cute.Tensor,
         mNb: cute.Tensor,
-        out: cute.Tensor,  # (T, D) fp32
-        batch: I32,
-        length: I32,
+        out: cute.Tensor,  # (B, L, D) fp32
+        offset: I64,  # of the scratch in its buffer, in floats
         conv_length: I32,
         eps: F32,
         stream: cuda.CUstream,
     ):
         c = self.config
         row = pitch(conv_length)
-        p = rows(scratch, 1, batch, c.width, row, row)
-        weights = (mBo, mB1, mB2, mNw, mNb)
-        self.kernel(p, x, *operands(constants, c.constants), *weights, out, length, conv_length, eps, stream)
+        p = rows(scratch, offset, 1, x.shape[0], c.width, row, row)
+        weights = (mBo, mB1, mB2, mNw, mNb, by_token(out))
+        self.kernel(p, by_token(x), *operands(constants, c.constants), *weights, x.shape[1], conv_length, eps, stream)
 
 
 def compile_finish(config: FinishLaunch, arch: str):
-    d, m, tokens = config.width, config.inner, cute.sym_int()
+    d, m = config.width, config.inner
     weights = [compact(F32, n) for n in (d, m, d, d, d)]
-    scalars = [I32(1), I32(1), I32(1), F32(1e-5)]
+    scalars = [I64(0), I32(1), F32(1e-5)]
     return _compile(
         Finishing(config, arch),
-        *(compact(F32, tokens, d), _buffer(), _buffer(), *weights, compact(F32, tokens, d), *scalars),
+        *(_activations(d), _buffer(), _buffer(), *weights, _activations(d), *scalars),
         arch=arch,
     )
+
+
+def _activations(width: int):
+    return compact(F32, cute.sym_int(), cute.sym_int(), width)
 
 
 def _buffer():

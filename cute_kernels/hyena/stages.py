@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,19 @@ class Operands:
 
 class Arguments(dict):
     """A block's weights by name, and in the order in which the launches take them, found once."""
+
+    _held: tuple[backend.Backend | None, list[int], tuple] = None, [], ()
+
+    def held(self, current: backend.Backend) -> tuple[tuple, Any, tuple]:
+        """Those of the three launches, as `current` passes them at the least cost."""
+        addresses = [t.data_ptr() for t in self.values()]
+        known, where, arguments = self._held
+        if known is not current or where != addresses:  # a storage that is resized moves
+            hold = current.held
+            first = tuple(map(hold, (*self.project, *self.filter, *self.matrices)))
+            arguments = first, hold(self.skip), tuple(map(hold, self.finish))
+            self._held = current, addresses, arguments
+        return arguments
 
     @functools.cached_property
     def project(self) -> tuple[Tensor, ...]:

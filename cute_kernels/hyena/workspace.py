@@ -1,10 +1,10 @@
-"""Where a block's intermediates lie in its two buffers of fp32.
+"""Where a block's intermediates lie, all of them fp32 or counted in it.
 
     constants  what depends on the weights (and the length) alone: operands, the scales of their rows, the filter
     scratch    g and x0, [2, B, D, Lp]
 
-The kernels' host functions find everything in them, so that a call makes two allocations and no views. A prepared block
-is a buffer of constants.
+The kernels' host functions find everything there, so that a call makes one allocation, constants before scratch, and no
+views. A prepared block is a buffer of constants; then the scratch has a buffer of its own.
 """
 
 from __future__ import annotations

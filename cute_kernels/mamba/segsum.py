@@ -29,6 +29,7 @@ from cute_kernels.checks import PLAIN, PLAIN_OR_NONE, dtype_name
 from cute_kernels.mamba.segsum_torch import segsum_torch
 from cute_kernels.runtime import backend
 from cute_kernels.runtime.kernel import Kernel
+from cute_kernels.runtime.template import template
 
 INF = float("inf")
 OPERATOR = "mamba_segsum"
@@ -214,7 +215,9 @@ def run(
     if plan.launch is None:
         return _run_torch(plan, dt, A_log, B, C, dt_bias, g_layout, out)
     if out is None:
-        out = SegsumOutputs(*[torch.empty_like(t) for t in plan.templates])
+        L, G, M, A_cumsum, decay_states = plan.templates
+        new = torch.empty_like
+        out = SegsumOutputs(new(L), new(G), new(M), new(A_cumsum), new(decay_states))
     else:
         out = _checked_out(plan, out, dt, A_log, B, C, dt_bias)
         # Autograd can't see the kernel write; a tensor made in inference mode has no version.
@@ -268,7 +271,7 @@ def _make_plan(dt, A_log, B, C, dt_bias, dt_limit, g_layout) -> _Plan:
         dt_limit,
         outputs,
         tuple(math.prod(shape) * dtype.itemsize for shape, dtype in outputs),
-        tuple(_template(shape, dtype, device) for shape, dtype in outputs),
+        tuple(template(shape, dtype, device) for shape, dtype in outputs),
         device,
         empty,
         not {problem.dtype, problem.dt_dtype, problem.A_dtype, problem.bias_dtype} <= {torch.bfloat16, None},
@@ -276,11 +279,6 @@ def _make_plan(dt, A_log, B, C, dt_bias, dt_limit, g_layout) -> _Plan:
         C_strides,
         B.stride() == B_strides and C.stride() == C_strides,
     )
-
-
-def _template(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """For empty_like, which takes half the time of torch.empty: that parses a shape, a type and a device."""
-    return torch.empty(1, dtype=dtype, device=device).expand(shape)
 
 
 def describe_outputs(problem: SegsumProblem, b: int, c: int) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
@@ -355,10 +353,10 @@ def _launcher(
     function = current.function(kernel, device)
     dt_min, dt_max = dt_limit
     # The first kernel leaves its running sums, as pairs of fp32, to the second.
-    template = _template((b, c, problem.num_heads, problem.chunk_size, 2), torch.float32, device)
+    like_sums = template((b, c, problem.num_heads, problem.chunk_size, 2), torch.float32, device)
 
     def launch(dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states):
-        sums = torch.empty_like(template)
+        sums = torch.empty_like(like_sums)
         function(dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states, sums, dt_min, dt_max)
 
     return launch

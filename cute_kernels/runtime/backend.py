@@ -16,7 +16,7 @@ from cute_kernels.runtime.kernel import Kernel
 
 
 class Backend:
-    """Runs kernels on the GPU. Another backend subclasses it and answers the same four questions."""
+    """Runs kernels on the GPU. Another backend subclasses it and answers the same questions."""
 
     def __init__(self) -> None:
         self._functions: dict[tuple[Kernel, torch.device], Callable[..., Any]] = {}
@@ -34,6 +34,15 @@ class Backend:
     def sm_count(self, device: torch.device) -> int:
         """Streaming multiprocessors of the device."""
         return arch_.sm_count(_index(device))
+
+    def held(self, tensor: torch.Tensor) -> Any:
+        """What `function`s take in place of a tensor that many calls are given: it was converted before.
+
+        It has the tensor's address of now, so it must be made again where that changes.
+        """
+        import tvm_ffi
+
+        return tvm_ffi.from_dlpack(tensor)
 
     def function(self, kernel: Kernel, device: torch.device) -> Callable[..., Any]:
         """The kernel's host function for `device`: from memory, or artifacts, or the disk cache, or the compiler.

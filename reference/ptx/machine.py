@@ -47,6 +47,9 @@ class PtxMachine(backend.Backend):
     def sm_count(self, device: torch.device) -> int:
         return self._sms
 
+    def held(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
     def function(self, kernel: Kernel, device: torch.device) -> Callable[..., Any]:
         return functools.partial(self._run, kernel)
 

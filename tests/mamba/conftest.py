@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
 
-from cute_kernels.runtime import cache
 from reference.ptx.machine import ptx_machine
 
 from .cases import CASES, ON_MACHINE
@@ -23,12 +21,6 @@ class Runner:
     small: bool
 
 
-@pytest.fixture(scope="session")
-def session_cache(tmp_path_factory) -> Path:
-    """Compiled kernels of this session: the machine reads them again and again, the user's cache stays as it is."""
-    return tmp_path_factory.mktemp("kernels")
-
-
 BACKENDS = {
     "torch": pytest.param("torch", id="torch"),
     "sm_90a": pytest.param("sm_90a", id="ptx-sm_90a"),
@@ -38,13 +30,12 @@ BACKENDS = {
 
 
 @pytest.fixture
-def runner(request, session_cache, monkeypatch) -> Iterator[Runner]:
+def runner(request) -> Iterator[Runner]:
     if request.param == "torch":
         yield Runner(torch.device("cpu"), small=False)
     elif request.param == "gpu":
         yield Runner(torch.device("cuda", torch.cuda.current_device()), small=False)
     else:
-        monkeypatch.setenv(cache.VARIABLE, str(session_cache))
         with ptx_machine(request.param):
             yield Runner(torch.device("cpu"), small=True)
 
