@@ -96,6 +96,14 @@ def test_a_kernel_in_memory_costs_about_a_microsecond(loads):
     assert best < 5e-6  # 0.6 us on a quiet machine
 
 
+def test_what_is_held_is_the_tensor_to_a_function():
+    tvm_ffi = pytest.importorskip("tvm_ffi")
+    x = torch.arange(6.0).view(2, 3)
+    found = torch.from_dlpack(tvm_ffi.get_global_func("testing.echo")(Backend().held(x)))
+    assert torch.equal(found, x)
+    assert found.data_ptr() == x.data_ptr()
+
+
 def test_nothing_is_loaded_while_a_graph_is_captured(loads, monkeypatch):
     sm90 = Sm90()
     sm90.function(Scale(), CPU)
