@@ -111,10 +111,10 @@ class ProductSm100(_Product):
 
     accumulate = tcgen05.Field.ACCUMULATE
     words = 1  # of shared memory, for the address of the tensor memory
-    ALL_BARRIER, GROUP_BARRIER = 1, 3  # named barriers: of all warpgroups; of each, the first
 
-    def __init__(self, columns, k_tiles, parts, dtype, warpgroups):
+    def __init__(self, columns, k_tiles, parts, dtype, warpgroups, together, alone):
         super().__init__(columns, k_tiles, parts, dtype, warpgroups)
+        self.together, self.alone = together, alone
         self.barriers = warpgroups
         self.pitch = -(-columns // 16) * 16  # columns from one accumulator to the next
         sums = 1 if parts == 1 else k_tiles
@@ -186,7 +186,7 @@ class ProductSm100(_Product):
         group = self.group()
         # The warpgroup's warps have read what these overwrite, and have seen the operands arrive.
         tensor_memory.fence_before()
-        cute.arch.barrier(barrier_id=self.GROUP_BARRIER + group, number_of_threads=128)
+        cute.arch.barrier(barrier_id=self.alone + group, number_of_threads=128)
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4 == 0:
             tensor_memory.fence_after()
             first = 0 if cutlass.const_expr(self.parts == 1) else i * self.depth
@@ -203,11 +203,17 @@ class ProductSm100(_Product):
     @cute.jit
     def end(self, address):
         tensor_memory.fence_before()
-        cute.arch.barrier(barrier_id=self.ALL_BARRIER, number_of_threads=128 * self.warpgroups)
+        cute.arch.barrier(barrier_id=self.together, number_of_threads=128 * self.warpgroups)
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
             tensor_memory.free(self.allocated, address)
 
 
-def row_product(arch, columns, k_tiles, parts, dtype, warpgroups):
-    """The product on ``arch`` ("sm_90a", "sm_100a" or "sm_103a")."""
-    return (ProductSm90 if arch == "sm_90a" else ProductSm100)(columns, k_tiles, parts, dtype, warpgroups)
+def row_product(arch, columns, k_tiles, parts, dtype, warpgroups, together, alone):
+    """The product on ``arch`` ("sm_90a", "sm_100a" or "sm_103a").
+
+    It may use two kinds of named barriers: ``together`` of all warpgroups, and of each alone, the first of which is
+    ``alone``.
+    """
+    if arch == "sm_90a":
+        return ProductSm90(columns, k_tiles, parts, dtype, warpgroups)
+    return ProductSm100(columns, k_tiles, parts, dtype, warpgroups, together, alone)

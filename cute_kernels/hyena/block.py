@@ -240,9 +240,9 @@ def _composition(x: Tensor, problem: HyenaProblem, options: HyenaOptions, precis
     if not checks.has_kernels(OPERATOR, x):
         return Composition(problem, options, precision, batch, length, x.device)
     check_supported(problem)
-    arch = current.arch(x.device)  # NotImplementedError where there are no kernels for it
+    current.arch(x.device)  # NotImplementedError where there are no kernels for it
     sm_count = current.sm_count(x.device)
-    composition = Composition.with_kernels(problem, options, precision, batch, length, x.device, arch, sm_count)
+    composition = Composition.with_kernels(problem, options, precision, batch, length, x.device, sm_count)
     for kernel in composition.kernels:
         current.function(kernel, x.device)
     return composition
@@ -322,23 +322,19 @@ def warmup(**shape: Any) -> None:
     """Loads or compiles the kernels of a block, prepared or not. Takes what `check_shape` takes."""
     asked = check_shape(**shape)
     current = backend.current()
-    arch, sm_count = current.arch(asked.device), current.sm_count(asked.device)
-    for kernel in _kernels(*asked[:-1], arch, sm_count):
+    for kernel in _kernels(*asked[:-1], current.sm_count(asked.device)):
         current.function(kernel, asked.device)
 
 
 def prebuilt_kernels() -> list[Kernel]:
-    """Three launches: of the official sizes, and of a HyenaDNA layer, for an H200's number of SMs.
-
-    Where stages have no kernel yet (Blackwell), the others are compiled at their first use.
-    """
+    """Three launches: of the official sizes, and of a HyenaDNA layer, for an H200's number of SMs, or a B200's."""
     problem, hyena_dna = HyenaProblem(256, 1024, ORDER, 5, None), HyenaProblem(256, 1024, ORDER, 5, 1)
     trained = HyenaOptions(filter_layout="transpose", bias_in_filter=False)
     cases = [(problem, HyenaOptions(), precision, *shape) for precision in precision_.NAMES for shape in _OFFICIAL]
     cases += [(hyena_dna, trained, precision, 1, n) for precision in ("highest", "high") for n in (1024, 32768)]
     kernels = {}
     for problem, options, precision, batch, length in cases:
-        kernels.update(dict.fromkeys(_kernels(problem, options, precision, (batch,), (length,), "sm_90a", 132)))
+        kernels.update(dict.fromkeys(_kernels(problem, options, precision, (batch,), (length,), 132)))
     return list(kernels)
 
 
@@ -354,7 +350,6 @@ def _kernels(
     precision: str,
     batches: Iterable[int],
     lengths: Iterable[int],
-    arch: str,
     sm_count: int,
 ) -> list[Kernel]:
     """The kernels of a call, and of `prepare`, each once."""
@@ -362,7 +357,7 @@ def _kernels(
     found = {}
     for length in lengths:
         for batch in batches:
-            composition = Composition.with_kernels(problem, options, precision, batch, length, device, arch, sm_count)
+            composition = Composition.with_kernels(problem, options, precision, batch, length, device, sm_count)
             found.update(dict.fromkeys((*composition.kernels, *composition.preparing_kernels)))
     return list(found)
 

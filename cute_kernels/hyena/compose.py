@@ -48,11 +48,10 @@ def project_launch(
     precision: str,
     batch: int,
     conv_length: int,
-    arch: str,
     sm_count: int,
 ) -> ProjectLaunch | None:
     p = problem
-    if arch not in ProjectLaunch.archs or p.order != ORDER or p.width not in (64, 128, 192, 256):
+    if p.order != ORDER or p.width not in (64, 128, 192, 256):
         return None
     if p.inner % 64 or p.inner > 2048:
         return None
@@ -69,10 +68,11 @@ def conv_kernel(length: int, *, skip: bool, pre_gate: bool, post_gate: bool) -> 
     return LongConv.of_length(length, skip, pre_gate, post_gate)
 
 
-def finish_kernel(problem: HyenaProblem, precision: str, tokens: int, arch: str, sm_count: int) -> Finish | None:
-    if arch not in Finish.archs or problem.width not in (128, 256) or problem.inner % 128:
+def finish_kernel(problem: HyenaProblem, precision: str, tokens: int, sm_count: int) -> Finish | None:
+    if problem.width not in (128, 256) or problem.inner % 128:
         return None
-    return Finish.for_shape(precision, problem.width, problem.inner, tokens, sm_count)
+    kernel = Finish.for_shape(precision, problem.width, problem.inner, tokens, sm_count)
+    return kernel if kernel.fits else None
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,13 @@ class Composition:
     launches: Launches | None = None
 
     @classmethod
-    def with_kernels(cls, problem, options, precision, batch, length, device, arch, sm_count) -> Composition:
+    def with_kernels(cls, problem, options, precision, batch, length, device, sm_count) -> Composition:
         conv_length = min(length, options.l_max)
         conv = conv_kernel(conv_length, skip=True, pre_gate=False, post_gate=True)
-        finish = finish_kernel(problem, precision, max(batch, 1) * max(length, 1), arch, sm_count)
+        finish = finish_kernel(problem, precision, max(batch, 1) * max(length, 1), sm_count)
         launches = None
         if conv is not None and finish is not None:
-            project = project_launch(problem, options, precision, max(batch, 1), conv_length, arch, sm_count)
+            project = project_launch(problem, options, precision, max(batch, 1), conv_length, sm_count)
             if project is not None:
                 launches = Launches(project, MixLaunch(**vars(conv)), FinishLaunch(**vars(finish)))
         return cls(

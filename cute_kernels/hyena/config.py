@@ -132,6 +132,10 @@ class Finish(HyenaKernel):
         vectors = 4 * (6 * self.width + 2 * self.inner // self.split + 5 * self.tile + 32 + self.kept)
         return min(6, (self.shared - 2048 - tokens - vectors) // (2 * self.stage_bytes))
 
+    @property
+    def fits(self) -> bool:
+        return self.stages >= 2
+
     def compile(self, arch: str) -> Any:
         from cute_kernels.hyena import finish
 

@@ -35,7 +35,8 @@ ROW_BYTES = 128
 HALO = 8  # columns for the two tokens before a tile: the last two of them
 LANES = 16  # threads that share a row of x or of in_proj
 TAPS = 3
-BARRIER = 1  # of the threads without those beside them; 2 is the filter's, 3 and above the product's
+BARRIER = 1  # of the threads without those beside them; 2 is the filter's
+GROUP_BARRIER = 3  # of the first warpgroup, the next ones follow
 
 
 class ProjectKernel:
@@ -48,7 +49,9 @@ class ProjectKernel:
         self.columns = c.tile + HALO
         # |(x - mean) / deviation| <= sqrt(D)
         self.scale = 2.0 ** (numerics.TARGET_EXPONENT - math.ceil(math.log2(c.width) / 2))
-        self.engine = row_product(arch, self.columns, self.k_tiles, c.parts, self.dtype, c.warps // 4)
+        self.engine = row_product(
+            arch, self.columns, self.k_tiles, c.parts, self.dtype, c.warps // 4, BARRIER, GROUP_BARRIER
+        )
 
     @cute.jit
     def __call__(

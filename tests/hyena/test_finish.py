@@ -126,6 +126,11 @@ def test_configuration_of_an_h200(tokens, split):
     assert Finish.for_shape("high", 256, 1024, tokens, 132).split == split
 
 
+def test_hidden_widths_without_room_for_weights():
+    assert Finish.for_shape("highest", 256, 8192, 8192, 132).fits
+    assert not Finish.for_shape("highest", 256, 16384, 8192, 132).fits
+
+
 def test_split_follows_the_hidden_width():
     assert Finish.for_shape("high", 128, 384, 64, 132).split == 1
     assert Finish.for_shape("highest", 128, 512, 64, 132) == Finish("float16", 2, 128, 512, split=4)
