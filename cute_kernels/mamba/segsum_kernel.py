@@ -23,7 +23,7 @@ from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
-from cute_kernels.device.copy import store_evict_first
+from cute_kernels.device.copy import prefetch_evict_last, store_evict_first
 from cute_kernels.device.engine import mma_engine, ring_state
 from cute_kernels.device.math import select
 from cute_kernels.mamba.segsum_config import SegsumKernel, k_tile
@@ -33,6 +33,7 @@ from cute_kernels.runtime.kernel import compile_options
 VECTOR = 8  # elements of a 16-byte store
 SCAN_THREADS = 256
 PREFETCHED_BYTES = 24 << 20  # less than half of an H200's L2 cache
+AT_ONCE = 512  # blocks that start together: they load what they need as early as a prefetch would
 BLOCK = 16  # columns whose elements of M go through the same row, whatever the tiles: the last of these columns
 
 
@@ -57,7 +58,8 @@ class Segsum:
         self.tasks = self.grid_i * self.grid_j * self.grid_h  # of one chunk
         self.scan_tile = max(d for d in range(1, 5) if H % d == 0)
         # chunks whose B and C the first kernel has brought to L2: those after them would drive out the first
-        self.prefetched = PREFETCHED_BYTES // (2 * Q * G * key.d_state * self.dtype.width // 8)
+        prefetched = PREFETCHED_BYTES // (2 * Q * G * key.d_state * self.dtype.width // 8)
+        self.prefetched = range(AT_ONCE // self.tasks, prefetched)
         # rows of L of one task: a part of one head, or whole heads
         share = -(-H * Q // self.tasks)
         one_pass = key.threads * VECTOR // Q  # rows of L that the threads cover at once
@@ -113,12 +115,8 @@ class Segsum:
             mdt,
             mA_log,
             mbias,
-            atom_b,
-            tma_b,
-            atom_c,
-            tma_c,
-            b_layout,
-            c_layout,
+            mB,
+            mC,
             mA_cumsum,
             mstates,
             msums,
@@ -140,12 +138,8 @@ class Segsum:
         mdt: cute.Tensor,  # (b, c, Q, H)
         mA_log: cute.Tensor,  # (H,)
         mbias: cute.Tensor | None,  # (H,)
-        atom_b: cute.CopyAtom,
-        tma_b: cute.Tensor,  # (Q, N, G, c, b)
-        atom_c: cute.CopyAtom,
-        tma_c: cute.Tensor,  # (Q, N, G, c, b)
-        b_layout: cute.ComposedLayout,
-        c_layout: cute.ComposedLayout,
+        mB: cute.Tensor,  # (b, c, Q, G, N)
+        mC: cute.Tensor,  # (b, c, Q, G, N)
         mA_cumsum: cute.Tensor,  # (b, H, c, Q)
         mstates: cute.Tensor,  # (b, H, c, Q)
         msums: cute.Tensor,  # (b, c, H, Q, 2)
@@ -161,10 +155,6 @@ class Segsum:
         n_chunks = mdt.shape[1]
         b = chunk // n_chunks
         c = chunk - b * n_chunks
-        if chunk < self.prefetched:
-            part = bidx - chunk * (H // heads)
-            self.prefetch_operand(atom_b, tma_b[None, None, None, c, b], b_layout, self.key.tile_j, part)
-            self.prefetch_operand(atom_c, tma_c[None, None, None, c, b], c_layout, self.key.tile_i, part)
         work = memory.SmemAllocator().allocate_tensor(Float32, sums_layout(Q, heads), byte_alignment=16)
         sums = cute.domain_offset((0, 0, h0), self.workspace(msums, chunk))
         # the fixed inner stride lets a lane store its rows in vectors
@@ -179,32 +169,27 @@ class Segsum:
             None if cutlass.const_expr(mbias is None) else cute.domain_offset((h0,), mbias),
             work, sums, gA_cumsum, gstates, dt_min, dt_max, heads, SCAN_THREADS,
         )  # fmt: skip
+        if (chunk >= self.prefetched.start) & (chunk < self.prefetched.stop):
+            gB, gC = mB[b, c, None, None, None], mC[b, c, None, None, None]
+            self.prefetch_operands(gB, gC, bidx - chunk * (H // heads))
 
     @cute.jit
-    def prefetch_operand(
+    def prefetch_operands(
         self,
-        atom: cute.CopyAtom,
-        gX: cute.Tensor,  # (Q, N, G): B or C of one chunk
-        layout: cute.ComposedLayout,  # of its tiles in shared memory
-        rows: cutlass.Constexpr,  # of a tile
+        gB: cute.Tensor,  # (Q, G, N)
+        gC: cute.Tensor,  # (Q, G, N)
         part: Int32,
     ):
-        """One scanning block's part of a chunk's B or C, from DRAM to L2.
+        """One scanning block's part of a chunk's B and C, from DRAM to L2.
 
         Reads from DRAM among the second kernel's stores cost more than their bytes; here little is written.
         """
-        pieces = cute.local_tile(gX, (rows, self.kt), (None, None, None))  # (row, k, row tile, k tile, group)
-        smem = cute.make_tensor(cute.make_ptr(self.dtype, 0, cute.AddressSpace.smem, assumed_align=1024), layout)
-        _, tXgX = cpasync.tma_partition(
-            atom, 0, cute.make_layout(1), cute.group_modes(smem, 0, 2), cute.group_modes(pieces, 0, 2)
-        )
-        tXgX = cute.group_modes(tXgX, 1)  # (piece, all pieces of the chunk)
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        warps = SCAN_THREADS // 32
+        Q, G, N = self.key.chunk_size, self.key.n_groups, self.key.d_state
         blocks = self.key.num_heads // self.scan_tile
-        for n in cutlass.range(part * warps + warp, cute.size(tXgX, mode=[1]), blocks * warps, unroll=1):
-            with cute.arch.elect_one():
-                cute.prefetch(atom, tXgX[None, n])
+        first = part * SCAN_THREADS + cute.arch.thread_idx()[0]
+        for n in cutlass.range(first, Q * G, blocks * SCAN_THREADS, unroll=1):
+            for gX in (gB, gC):
+                prefetch_evict_last(gX[n // G, n % G, None], N * self.dtype.width // 8)
 
     def heads_of_share(self, l0):
         """Heads of a block's part of L that exist: the last block's part may reach past them."""
@@ -449,10 +434,11 @@ class Segsum:
         """``l_rows`` rows of L of ``l_heads`` heads."""
         Q, H, rows = self.key.chunk_size, self.key.num_heads, self.l_rows
         lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        # A warp writes whole rows, one after the other; a lane keeps its 8 columns. Below the diagonal their elements
-        # are products of two decays: from each column to the last of them, and on to the row.
+        # The warps write neighbouring rows at the same time, which the DRAM takes better than runs for each; a lane
+        # keeps its 8 columns. Below the diagonal their elements are products of two decays: from each column to the
+        # last of them, and on to the row.
         lanes = Q // VECTOR
-        v, warp_rows = lane % lanes, rows // (self.key.threads // 32)
+        v, warp_rows = lane % lanes, 32 // lanes
         first = warp * warp_rows + lane // lanes
         i0 = l0 % Q
         tJ, values = cute.make_rmem_tensor(VECTOR, Float32), cute.make_rmem_tensor(VECTOR, Float32)
@@ -470,7 +456,7 @@ class Segsum:
                 hi_j, lo_j = pairs[0, VECTOR - 1], pairs[1, VECTOR - 1]
                 for k in cutlass.range_constexpr(VECTOR):
                     tJ[k] = decay(difference(hi_j, lo_j, pairs[0, k], pairs[1, k]))
-                for row in cutlass.range(first, first + warp_rows, 32 // lanes, unroll=2):
+                for row in cutlass.range(first, rows, self.key.threads // 32 * warp_rows, unroll=2):
                     i = i0 + row
                     factor = decay(difference(sums[0, i], sums[1, i], hi_j, lo_j))
                     for k in cutlass.range_constexpr(VECTOR):

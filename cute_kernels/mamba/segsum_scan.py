@@ -167,10 +167,18 @@ def scan_heads(
         if h < heads:
             steps = cute.make_rmem_tensor(V, Float32)
             cute.autovec_copy(_of_lane(work, h, V, lane)[0, None], steps)
-            total, _ = warp_scan(steps, V)
-            for k in cutlass.range_constexpr(V):
-                steps[k] = bounded_step(steps[k])
             hi, lo = warp_scan(steps, V)
+            total = cute.make_rmem_tensor(V, Float32)
+            counts_as_is = cutlass.Boolean(True)
+            for k in cutlass.range_constexpr(V):
+                total[k] = hi[k]
+                counts_as_is &= (steps[k] <= 0.0) & (steps[k] >= STEP_FLOOR)
+            if not cute.arch.vote_all_sync(counts_as_is):
+                for k in cutlass.range_constexpr(V):
+                    steps[k] = bounded_step(steps[k])
+                bounded_hi, bounded_lo = warp_scan(steps, V)
+                for k in cutlass.range_constexpr(V):
+                    hi[k], lo[k] = bounded_hi[k], bounded_lo[k]
             pairs = cute.make_rmem_tensor((2, V), Float32)
             for k in cutlass.range_constexpr(V):
                 pairs[0, k], pairs[1, k] = to_log2(hi[k], lo[k])
