@@ -9,11 +9,14 @@ from cute_kernels.runtime import cache
 
 
 def pytest_configure(config):
-    """One kernel cache for all tests and worker processes, beside pytest's own; the user's stays as it is."""
     if cache.VARIABLE not in os.environ and hasattr(config, "cache"):
+        # One for all tests and worker processes, beside pytest's own; the user's stays as it is.
         folder = config.cache.mkdir("kernels")
         folder.chmod(0o700)  # whatever the umask: a cache that others can write to is refused
         os.environ[cache.VARIABLE] = str(folder)
+    if workers := getattr(config.option, "numprocesses", None):
+        # Worker processes, which start after this, share the cores: threads that wait for each other spin.
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
 
 def pytest_collection_modifyitems(items):
