@@ -15,20 +15,22 @@ import torch.nn.functional as F
 import typer
 
 from cute_kernels.hyena import stages, torch_path
-from cute_kernels.hyena.config import Filter, Finish, Precision, Project
+from cute_kernels.hyena.config import ClusterFinish, Filter, Finish, Precision, Project
 from perf.timing import cold_time, cold_times
 from reference import hyena, hyena_inputs
 
 D, D_INNER, EPS, SHIFT = 256, 1024, 1e-5, 0.05
-SPLITS = ((1, 1), (1, 2), (2, 1), (4, 1), (8, 1))  # split and multicast
+FINISH = ((4, 8), (2, 8), (2, 16), (2, 24), (2, 32))  # split and tokens of a block
 FILTERS = [Filter(D, 5, "reshape", True, False, tile, split) for tile in (8, 16, 32) for split in (1, 2, 4)]
 
 app = typer.Typer()
 
 
-def finish_kernel(precision: str, split: int, multicast: int) -> Finish:
+def finish_kernels(precision: str) -> dict[str, ClusterFinish | Finish]:
     p = Precision.named(precision)
-    return Finish(p.dtype, p.parts, D, D_INNER, split, multicast)
+    fields = (p.dtype, p.parts, D, D_INNER)
+    clusters = {f"{split} x {tokens}": ClusterFinish(*fields, split, tokens) for split, tokens in FINISH}
+    return clusters | {f"split {split}": Finish(*fields, split) for split in (2, 1)}
 
 
 def errors(got: torch.Tensor, want: np.ndarray) -> tuple[float, float]:
@@ -57,17 +59,16 @@ def check_finish(kind: str, batch: int, length: int, precisions: list[str]) -> N
     base = {tf32: errors(torch_finish(p[:, :, :length], w, tf32), want["out"]) for tf32 in (False, True)}
     for precision in precisions:
         operands = stages.convert_weights(w, Precision.named(precision))
-        for split, multicast in SPLITS:
+        for name, kernel in finish_kernels(precision).items():
             outs = []
             for _ in range(2):
                 out = torch.full((batch, length, D), float("nan"), device="cuda")
-                kernel = finish_kernel(precision, split, multicast)
                 stages.finish(p, w["hidden_states"], w, operands, kernel, length, EPS, out)
                 outs.append(out)
             l2, largest = errors(outs[0], want["out"])
             base_l2, base_largest = base[precision != "highest"]
             print(
-                f"finish {kind} {batch}x{length} {precision} split {split} multicast {multicast}: L2 {l2:.2e} "
+                f"finish {kind} {batch}x{length} {precision} {name}: L2 {l2:.2e} "
                 f"max {largest:.2e}, of PyTorch's {l2 / base_l2:.2f} {largest / base_largest:.2f}, "
                 f"same bits twice {torch.equal(*outs)}"
             )
@@ -95,18 +96,15 @@ def time_finish(batch: int, length: int, precisions: list[str]) -> None:
     p = torch.randn(batch, D, stages.pitch(length), device=device)
     out = torch.empty(batch, length, D, device=device)
 
-    def call(operands: stages.Operands, kernel: Finish):
+    def call(operands: stages.Operands, kernel: ClusterFinish | Finish):
         return lambda: stages.finish(p, w["hidden_states"], w, operands, kernel, length, EPS, out)
 
     for precision in precisions:
         operands = stages.convert_weights(w, Precision.named(precision))
-        calls = {
-            f"{split}/{multicast}": call(operands, finish_kernel(precision, split, multicast))
-            for split, multicast in SPLITS
-        }
+        calls = {name: call(operands, kernel) for name, kernel in finish_kernels(precision).items()}
         cold = cold_times(calls, device)
         times = ", ".join(f"{name} {statistics.median(cold[name]):.1f}" for name in calls)
-        print(f"finish {batch}x{length} {precision}: {times} us by split/multicast")
+        print(f"finish {batch}x{length} {precision}: {times} us by split x tokens of a block, or split", flush=True)
 
 
 def time_filter(length: int) -> None:

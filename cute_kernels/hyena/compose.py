@@ -14,6 +14,8 @@ from torch import Tensor
 
 from cute_kernels.hyena import stages, torch_path
 from cute_kernels.hyena.config import (
+    ClusterFinish,
+    ClusterFinishLaunch,
     ConvertWeights,
     Filter,
     Finish,
@@ -68,10 +70,14 @@ def conv_kernel(length: int, *, skip: bool, pre_gate: bool, post_gate: bool) -> 
     return LongConv.of_length(length, skip, pre_gate, post_gate)
 
 
-def finish_kernel(problem: HyenaProblem, precision: str, tokens: int, sm_count: int) -> Finish | None:
+def finish_kernel(
+    problem: HyenaProblem, precision: str, tokens: int, arch: str, sm_count: int
+) -> Finish | ClusterFinish | None:
     if problem.width not in (128, 256) or problem.inner % 128:
         return None
-    kernel = Finish.for_shape(precision, problem.width, problem.inner, tokens, sm_count)
+    shape = (precision, problem.width, problem.inner, tokens, sm_count)
+    kernel = ClusterFinish.for_shape(*shape) if arch in ClusterFinish.archs else None
+    kernel = kernel or Finish.for_shape(*shape)
     return kernel if kernel.fits else None
 
 
@@ -81,7 +87,7 @@ class Launches:
 
     project: ProjectLaunch
     mix: MixLaunch
-    finish: FinishLaunch
+    finish: FinishLaunch | ClusterFinishLaunch
 
 
 @dataclass(frozen=True)
@@ -96,19 +102,19 @@ class Composition:
     device: torch.device
     filter: Filter | None = None
     conv: LongConv | None = None
-    finish: Finish | None = None
+    finish: Finish | ClusterFinish | None = None
     launches: Launches | None = None
 
     @classmethod
-    def with_kernels(cls, problem, options, precision, batch, length, device, sm_count) -> Composition:
+    def with_kernels(cls, problem, options, precision, batch, length, device, arch, sm_count) -> Composition:
         conv_length = min(length, options.l_max)
         conv = conv_kernel(conv_length, skip=True, pre_gate=False, post_gate=True)
-        finish = finish_kernel(problem, precision, max(batch, 1) * max(length, 1), sm_count)
+        finish = finish_kernel(problem, precision, max(batch, 1) * max(length, 1), arch, sm_count)
         launches = None
         if conv is not None and finish is not None:
             project = project_launch(problem, options, precision, max(batch, 1), conv_length, sm_count)
             if project is not None:
-                launches = Launches(project, MixLaunch(**vars(conv)), FinishLaunch(**vars(finish)))
+                launches = Launches(project, MixLaunch(**vars(conv)), finish.launch())
         return cls(
             *(problem, options, precision, batch, length, device),
             filter_kernel(problem, options, conv_length, sm_count),

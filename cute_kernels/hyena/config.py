@@ -136,10 +136,126 @@ class Finish(HyenaKernel):
     def fits(self) -> bool:
         return self.stages >= 2
 
+    def launch(self) -> FinishLaunch:
+        return FinishLaunch(**vars(self))
+
     def compile(self, arch: str) -> Any:
         from cute_kernels.hyena import finish
 
         return finish.compile_finish(self, arch)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterFinish(HyenaKernel):
+    """out_proj, residual, LayerNorm, fc1, GELU, fc2, residual, with tokens as the columns of every product.
+
+    `split` blocks, a cluster, share a tile of tokens. Each owns `tokens` of them, for everything but the MLP, and has a
+    part of the hidden width for all of them.
+    """
+
+    archs: ClassVar[tuple[str, ...]] = ("sm_90a",)
+
+    dtype: str
+    parts: int
+    width: int
+    inner: int
+    split: int  # blocks of a cluster
+    tokens: int  # that a block owns
+
+    box: ClassVar[tuple[int, int]] = (128, 64)  # rows of weights, and elements of K, of one load
+    consumers: ClassVar[int] = 256  # threads of the two warpgroups that compute, each with half of a box's rows
+    shared: ClassVar[int] = 232_448  # bytes of a block
+
+    def __post_init__(self) -> None:
+        if self.width not in (128, 256):
+            raise NotImplementedError(f"d_model must be 128 or 256, got {self.width}")
+        if self.split not in (2, 4):
+            raise ValueError(f"split must be 2 or 4, got {self.split}")
+        if self.tokens % 8 or not 8 <= self.tokens <= 32 or self.tile > 64:
+            raise ValueError(
+                "tokens must be a multiple of 8 up to 32, times the split up to 64, "
+                f"got {self.tokens} and split {self.split}"
+            )
+        if self.inner % (self.box[0] * self.split):
+            raise NotImplementedError(f"d_inner must be a multiple of {self.box[0] * self.split}, got {self.inner}")
+
+    @classmethod
+    def for_shape(cls, precision: str, width: int, inner: int, tokens: int, sm_count: int) -> ClusterFinish | None:
+        """The smallest tile whose blocks all run at once. None where `Finish` is faster: for many tokens."""
+        chosen = Precision.named(precision)
+        for split, own in ((4, 8), (2, 8), (2, 16), (2, 24), (2, 32)):
+            # Clusters of 4 don't fill a GPU: its SMs come in groups of up to 18, some with fewer.
+            room = sm_count if split == 2 else sm_count * 10 // 11
+            if inner % (cls.box[0] * split) == 0 and -(-tokens // (split * own)) <= room // split:
+                return cls(chosen.dtype, chosen.parts, width, inner, split, own)
+        return None
+
+    @property
+    def tile(self) -> int:
+        """Tokens of a cluster."""
+        return self.split * self.tokens
+
+    @property
+    def k_tiles(self) -> int:
+        """Boxes along the width."""
+        return self.width // self.box[1]
+
+    @property
+    def row_boxes(self) -> int:
+        """Boxes along a product whose rows are the width."""
+        return self.width // self.box[0]
+
+    @property
+    def chunks(self) -> int:
+        """Parts of a block's hidden width that it takes at once, as wide as a box is high."""
+        return self.inner // self.split // self.box[0]
+
+    @property
+    def buffers(self) -> int:
+        """Of a chunk's activations."""
+        return min(2, self.chunks)
+
+    @property
+    def moves_registers(self) -> bool:
+        """The warps that compute take registers from others. Small blocks instead leave room for the launch before."""
+        return self.tokens > 16
+
+    @property
+    def threads(self) -> int:
+        return self.consumers + (128 if self.moves_registers else 32)
+
+    @property
+    def stage_bytes(self) -> int:
+        return 2 * self.parts * self.box[0] * self.box[1]
+
+    @property
+    def fits(self) -> bool:
+        """Two products are in flight with one part, and their stages with them."""
+        return self.stages >= (5 if self.parts == 1 else 2)
+
+    @property
+    def exchange_bytes(self) -> int:
+        """The tile's normalised rows; in their place later what the other blocks send of the owned tokens' sums."""
+        return max(2 * self.parts * self.tile * self.width, 4 * (self.split - 1) * self.tokens * self.width)
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Activations; before them the operand of out_proj."""
+        return max(2 * self.parts * self.buffers * self.box[0] * self.tile, 2 * self.parts * self.tokens * self.width)
+
+    @property
+    def stages(self) -> int:
+        """Stages of the ring of weights: what is left of shared memory."""
+        rest = 4096 + 4 * 19 * self.tokens + self.exchange_bytes + self.hidden_bytes
+        return min(20 // (2 * self.parts), (self.shared - rest) // self.stage_bytes)
+
+    def launch(self) -> ClusterFinishLaunch:
+        return ClusterFinishLaunch(**vars(self))
+
+    def compile(self, arch: str) -> Any:
+        from cute_kernels.hyena import cluster_finish
+
+        return cluster_finish.compile_finish(self, arch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -399,6 +515,18 @@ class MixLaunch(LongConv):
 
 @dataclasses.dataclass(frozen=True)
 class FinishLaunch(Finish):
+    @property
+    def constants(self) -> Constants:
+        return Constants(self.width, self.inner, self.dtype, self.parts)
+
+    def compile(self, arch: str) -> Any:
+        from cute_kernels.hyena import launches
+
+        return launches.compile_finish(self, arch)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterFinishLaunch(ClusterFinish):
     @property
     def constants(self) -> Constants:
         return Constants(self.width, self.inner, self.dtype, self.parts)

@@ -23,7 +23,7 @@ from cutlass.cute.runtime import make_fake_stream
 
 from cute_kernels.hyena import finish_rows as rows
 from cute_kernels.hyena import numerics
-from cute_kernels.hyena.config import Finish
+from cute_kernels.hyena.config import ClusterFinish, Finish
 from cute_kernels.hyena.finish_sm100 import StreamSm100
 from cute_kernels.hyena.finish_stream import StreamSm90
 from cute_kernels.hyena.weights import compact, operand_type
@@ -383,14 +383,17 @@ class FinishKernel:
             cute.arch.cluster_wait()
 
 
-def compile_finish(config: Finish, arch: str):
+def finish_arguments(config: Finish | ClusterFinish):
+    """The arguments of FinishKernel but the stream, as compile time sees them."""
     d, m, p, operand = config.width, config.inner, config.parts, operand_type(config.dtype)
     batch, tokens = cute.sym_int(), cute.sym_int()
     pitch = cute.sym_int(divisibility=4)
     tensors = [compact(F32, batch, d, pitch), compact(F32, tokens, d)]
     tensors += [compact(operand, p, d, d), compact(operand, p, m, d), compact(operand, p, d, m)]
     tensors += [compact(F32, n) for n in (d, m, d, m, d, m, d, d, d)]
-    tensors += [compact(F32, tokens, d)]
-    scalars = [I32(1), I32(1), F32(1e-5)]
+    return [*tensors, compact(F32, tokens, d), I32(1), I32(1), F32(1e-5)]
+
+
+def compile_finish(config: Finish, arch: str):
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    return cute.compile(FinishKernel(config, arch), *tensors, *scalars, stream, options=compile_options(arch))
+    return cute.compile(FinishKernel(config, arch), *finish_arguments(config), stream, options=compile_options(arch))

@@ -10,7 +10,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.runtime import make_fake_stream
 
-from cute_kernels.hyena.config import FinishLaunch, MixLaunch, ProjectLaunch
+from cute_kernels.hyena.cluster_finish import ClusterFinishKernel
+from cute_kernels.hyena.config import ClusterFinishLaunch, FinishLaunch, MixLaunch, ProjectLaunch
 from cute_kernels.hyena.filter import filter_arguments
 from cute_kernels.hyena.finish import FinishKernel
 from cute_kernels.hyena.long_conv import LongConvKernel
@@ -159,8 +160,9 @@ def compile_mix(config: MixLaunch, arch: str):
 
 
 class Finishing:
-    def __init__(self, config: FinishLaunch, arch: str):
-        self.config, self.kernel = config, FinishKernel(config, arch)
+    def __init__(self, config: FinishLaunch | ClusterFinishLaunch, arch: str):
+        clusters = isinstance(config, ClusterFinishLaunch)
+        self.config, self.kernel = config, ClusterFinishKernel(config) if clusters else FinishKernel(config, arch)
 
     @cute.jit
     def __call__(
@@ -186,7 +188,7 @@ class Finishing:
         self.kernel(p, by_token(x), *operands(constants, c.constants), *weights, x.shape[1], conv_length, eps, stream)
 
 
-def compile_finish(config: FinishLaunch, arch: str):
+def compile_finish(config: FinishLaunch | ClusterFinishLaunch, arch: str):
     d, m = config.width, config.inner
     weights = [compact(F32, n) for n in (d, m, d, d, d)]
     scalars = [I64(0), I32(1), F32(1e-5)]

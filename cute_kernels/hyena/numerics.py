@@ -27,6 +27,11 @@ def scale_of(amax: F32):
     return scale, inverse
 
 
+def inverse_of(scale: F32):
+    """1 / scale of a power of two."""
+    return ((254 << 23) - scale.bitcast(I32)).bitcast(F32)
+
+
 @cute.jit
 def split(x: cute.Tensor, hi: cute.Tensor, lo: cute.Tensor):
     """hi = x rounded to the operand type, lo = what is left, rounded again. Register tensors of one layout."""
@@ -48,6 +53,21 @@ def gelu_tanh_over(x: F32, divisor: F32):
     z = x * (F32(-2.0 * LOG2_E * GELU_C0) + F32(-2.0 * LOG2_E * GELU_C0 * GELU_C1) * (x * x))
     e = cute.math.exp2(z, fastmath=True)
     return x * cute.arch.rcp_approx(cute.math.fma(e, divisor, divisor))
+
+
+@cute.jit
+def gelu_tanh_two(a: F32, b: F32, factor: F32):
+    """gelu(a) and gelu(b) times `factor`, with one reciprocal for both: 1 / a' and 1 / b' from 1 / (a' b')."""
+    da, db = _one_plus_exp(a), _one_plus_exp(b)
+    r = cute.arch.rcp_approx(da * db) * factor
+    return a * (r * db), b * (r * da)
+
+
+@cute.jit
+def _one_plus_exp(x: F32):
+    """1 + exp(-2 z) as in gelu_tanh_over, at most 2^30, so that the product of two keeps clear of fp32's range."""
+    z = x * (F32(-2.0 * LOG2_E * GELU_C0) + F32(-2.0 * LOG2_E * GELU_C0 * GELU_C1) * (x * x))
+    return F32(1.0) + cute.math.exp2(cute.arch.fmin(z, F32(30.0)), fastmath=True)
 
 
 @cute.jit

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cute_kernels.hyena import torch_path
-from cute_kernels.hyena.config import ConvertWeights, Filter, Finish, LongConv, Precision, Project
+from cute_kernels.hyena.config import ClusterFinish, ConvertWeights, Filter, Finish, LongConv, Precision, Project
 from cute_kernels.hyena.workspace import pitch
 from cute_kernels.runtime import backend
 
@@ -152,7 +152,7 @@ def finish(
     x: Tensor,  # [B, L, D] fp32
     w: Mapping[str, Tensor],
     operands: Operands,
-    kernel: Finish,
+    kernel: Finish | ClusterFinish,
     conv_length: int,
     eps: float,
     out: Tensor | None = None,
