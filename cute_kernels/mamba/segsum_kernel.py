@@ -297,6 +297,8 @@ class Segsum:
                 for v in cutlass.range_constexpr(cute.size(values)):
                     j, i = coords[v]
                     sG[i, j, g] = values[v]
+        elif cutlass.const_expr(self.g_over_c):
+            self.engine.overwrite()
         cute.arch.sync_threads()
         self.engine.end(acc)
         l0 = task * self.l_rows * self.l_heads  # first row of the block's part of L among the chunk's H * Q
