@@ -17,9 +17,12 @@ def pytest_configure(config):
     if workers := getattr(config.option, "numprocesses", None):
         # Worker processes, which start after this, share the cores: threads that wait for each other spin.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+        if config.option.maxschedchunk is None:
+            config.option.maxschedchunk = 1  # a worker that has a slow test takes no others meanwhile
 
 
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

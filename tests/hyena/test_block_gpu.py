@@ -449,6 +449,7 @@ def test_precision_follows_torch(newer):
         torch.set_float32_matmul_precision("highest")
 
 
+@pytest.mark.slow
 def test_outputs_past_32_bits():
     """B L D of 2^31 + some: the last row is the first one's."""
     rows = 2**31 // (2048 * 256) + 1

@@ -163,6 +163,7 @@ def test_65536_chunks(batch, chunks):
     poisoned.assert_guards_intact()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "chunks"), [(1, 2050), (2050, 1)])
 def test_outputs_past_32_bits(batch, chunks):
     """2050 chunks of 2^20 elements: L, G and M each hold more than 2^31."""
@@ -210,6 +211,7 @@ def test_jax():
 # --- torch -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_compile_and_gradients():
     x = inputs.official(0, "cuda", chunk_size=64, heads=4, groups=2, d_state=32, bias_dtype=fp32, dt_dtype=fp32)
     leaves = x._replace(

@@ -49,6 +49,7 @@ def drive(clean, *arguments):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("op", solexecbench.OPERATORS)
 def test_the_sources_compile_on_their_own(bundle, op, arch):
@@ -58,6 +59,7 @@ def test_the_sources_compile_on_their_own(bundle, op, arch):
     assert done["launches"] >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.gpu
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("op", solexecbench.OPERATORS)
