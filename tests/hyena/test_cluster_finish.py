@@ -7,7 +7,7 @@ import torch
 from cute_kernels.hyena.config import ClusterFinish, Precision
 from reference import hyena, hyena_inputs
 
-from .test_finish import LIMITS, run
+from .test_finish import KINDS, LIMITS, run
 from .test_stages import rel_l2
 
 
@@ -16,8 +16,7 @@ def kernel_of(precision, width, inner, split=2, tokens=8):
     return ClusterFinish(chosen.dtype, chosen.parts, width, inner, split, tokens)
 
 
-@pytest.mark.parametrize("kind", hyena_inputs.SETS)
-@pytest.mark.parametrize("precision", Precision.NAMES)
+@pytest.mark.parametrize("kind, precision", KINDS)
 @pytest.mark.parametrize(
     "width, inner, batch, length, split, tokens",
     [

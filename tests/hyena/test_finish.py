@@ -14,6 +14,12 @@ from .test_stages import poisoned, rel_l2, tensors
 LIMITS = {"highest": 5e-7, "high": 6e-4, "medium": 5e-3}
 EPS = 1e-5
 ARCHS = ("sm_90a", "sm_100a")
+# Official inputs, on which little can be seen, at one precision by default.
+KINDS = [
+    pytest.param(kind, name, marks=() if kind == "stress" or name == "high" else pytest.mark.exhaustive)
+    for kind in hyena_inputs.SETS
+    for name in Precision.NAMES
+]
 
 
 def padded(p):
@@ -40,8 +46,7 @@ def kernel_of(precision, width, inner, **config):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("kind", hyena_inputs.SETS)
-@pytest.mark.parametrize("precision", Precision.NAMES)
+@pytest.mark.parametrize("kind, precision", KINDS)
 @pytest.mark.parametrize(
     "width, inner, batch, length, config",
     [
