@@ -156,6 +156,9 @@ class Recorder(backend.Backend):
         super().__init__()
         self.launches: list[Launched] = []
 
+    def held(self, tensor):
+        return tensor  # its memory is kept, too
+
     def function(self, kernel, device):
         run = super().function(kernel, device)
 
@@ -218,6 +221,7 @@ class Replay(backend.Backend):
         super().__init__()
         self.machine, self.on_launch, self.number = machine, on_launch, 0
         self.handles, self.arch, self.sm_count = machine.handles, machine.arch, machine.sm_count
+        self.held = machine.held
 
     def function(self, kernel, device):
         run = self.machine.function(kernel, device)
