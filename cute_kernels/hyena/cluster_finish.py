@@ -82,11 +82,10 @@ class ClusterFinishKernel:
             gathered: I64
             freed: I64
             summed: I64
-            sBound: cute.struct.MemRange[F32, 4 * c.consumers // 32]
+            sBound: cute.struct.Align[cute.struct.MemRange[F32, 4 * c.consumers // 32], 16]
             sFactor: cute.struct.MemRange[F32, 2]
             sScale: cute.struct.MemRange[F32, c.tokens]
             sStat: cute.struct.Align[cute.struct.MemRange[F32, 2 * c.tokens], 16]
-            sReduce: cute.struct.Align[cute.struct.MemRange[F32, 16 * c.tokens], 16]
             sExchange: cute.struct.Align[cute.struct.MemRange[self.dtype, c.exchange_bytes // 2], 1024]
             sHidden: cute.struct.Align[cute.struct.MemRange[self.dtype, c.hidden_bytes // 2], 1024]
             sW: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(w_layout)], 1024]
@@ -175,6 +174,7 @@ class ClusterFinishKernel:
             sSums = cute.make_tensor(
                 cute.recast_ptr(storage.sExchange.data_ptr(), dtype=F32).align(16), cute.make_layout(shape)
             )
+            reduce = cute.recast_ptr(storage.sHidden.data_ptr() + c.operand_bytes // 2, dtype=F32).align(16)
             self.consume(
                 *(full, empty, gathered, freed, summed, tidx, warp_idx, rank, token0),
                 *(mP, mX, mSo, mS1, mS2, mNorm1, mBo, mB1, mB2, mNw, mNb, mOut, length, conv_length, eps),
@@ -183,8 +183,8 @@ class ClusterFinishKernel:
                 storage.sFactor.get_tensor(cute.make_layout(2)),
                 storage.sScale.get_tensor(cute.make_layout(c.tokens)),
                 storage.sStat.get_tensor(cute.make_layout((2, c.tokens))),
-                storage.sReduce.get_tensor(cute.make_layout((8, c.tokens))),
-                storage.sReduce.get_tensor(cute.make_layout((2, 8, c.tokens))),
+                cute.make_tensor(reduce, cute.make_layout((8, c.tokens))),
+                cute.make_tensor(reduce, cute.make_layout((2, 8, c.tokens))),
             )
 
     def operand(self, pointer: cute.Pointer, k: int, copies: int):
@@ -268,11 +268,11 @@ class ClusterFinishKernel:
         cute.arch.fence_proxy("async.shared", space="cta")
         rows.sync()
 
-        weight, bias, w1_norm, b1_max = F32(0.0), F32(0.0), F32(0.0), F32(0.0)
-        for i in cutlass.range_constexpr(c.consumers // 32):
-            weight, bias = cute.arch.fmax(weight, sBound[0, i]), bias + sBound[1, i]
-            w1_norm, b1_max = cute.arch.fmax(w1_norm, sBound[2, i]), cute.arch.fmax(b1_max, sBound[3, i])
-        n_bound = F32(math.sqrt(c.width)) * weight + cute.math.sqrt(bias)
+        # Every warp finds the same from the warps' shares, a lane's four of one warp.
+        share = cute.make_rmem_tensor(4, F32)
+        cute.autovec_copy(sBound[None, tidx % 8], share)
+        weight, w1_norm, b1_max = (numerics.max_over(share[i], 8) for i in (0, 2, 3))
+        n_bound = F32(math.sqrt(c.width)) * weight + cute.math.sqrt(numerics.sum_over(share[1], 8), fastmath=True)
         scale_n, inverse_n = numerics.scale_of(n_bound)
         scale_h, _ = numerics.scale_of(n_bound * w1_norm + b1_max)
         if tidx == 0:

@@ -239,14 +239,19 @@ class ClusterFinish(HyenaKernel):
         return max(2 * self.parts * self.tile * self.width, 4 * (self.split - 1) * self.tokens * self.width)
 
     @property
+    def operand_bytes(self) -> int:
+        """The operand of out_proj."""
+        return 2 * self.parts * self.tokens * self.width
+
+    @property
     def hidden_bytes(self) -> int:
-        """Activations; before them the operand of out_proj."""
-        return max(2 * self.parts * self.buffers * self.box[0] * self.tile, 2 * self.parts * self.tokens * self.width)
+        """Activations; before them the operand of out_proj and, behind it, 16 floats a token for reductions."""
+        return max(2 * self.parts * self.buffers * self.box[0] * self.tile, self.operand_bytes + 64 * self.tokens)
 
     @property
     def stages(self) -> int:
         """Stages of the ring of weights: what is left of shared memory."""
-        rest = 4096 + 4 * 19 * self.tokens + self.exchange_bytes + self.hidden_bytes
+        rest = 2048 + self.exchange_bytes + self.hidden_bytes
         return min(20 // (2 * self.parts), (self.shared - rest) // self.stage_bytes)
 
     def launch(self) -> ClusterFinishLaunch:
