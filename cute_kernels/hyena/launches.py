@@ -14,7 +14,7 @@ from cute_kernels.hyena.cluster_finish import ClusterFinishKernel
 from cute_kernels.hyena.config import ClusterFinishLaunch, FinishLaunch, MixLaunch, ProjectLaunch
 from cute_kernels.hyena.filter import filter_arguments
 from cute_kernels.hyena.finish import FinishKernel
-from cute_kernels.hyena.long_conv import LongConvKernel
+from cute_kernels.hyena.long_conv import kernel_of
 from cute_kernels.hyena.project import TAPS, ProjectKernel
 from cute_kernels.hyena.weights import compact, operand_type, weights_arguments
 from cute_kernels.hyena.workspace import ROW_ALIGN, Constants
@@ -132,7 +132,7 @@ def compile_project(config: ProjectLaunch, arch: str):
 
 class Mixing:
     def __init__(self, config: MixLaunch):
-        self.kernel = LongConvKernel(config)
+        self.kernel = kernel_of(config)
 
     @cute.jit
     def __call__(

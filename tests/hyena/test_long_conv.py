@@ -48,8 +48,16 @@ def machine(request):
         yield machine
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 5, 16, 17, 63, 64, 65, 127, 129, 131, 541, 997])
-def test_lengths(machine, length):
+@pytest.fixture(params=["sums", "transforms"])
+def way(request, monkeypatch):
+    """How short rows are convolved, whatever the batch."""
+    largest = 1000 if request.param == "sums" else 0
+    chosen = property(lambda kernel: largest if kernel.points <= LongConv.DIRECT_POINTS else 0)
+    monkeypatch.setattr(LongConv, "direct_batch", chosen)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 16, 17, 63, 64, 65, 127, 129, 131, 200, 256, 541, 997])
+def test_lengths(machine, way, length):
     arguments = make(length, 2, 3, length, offset=1, gap=3)
     out = rows(np.random.default_rng(0), 2, 3, length, offset=1, gap=2)
     whole = out._base
@@ -60,33 +68,34 @@ def test_lengths(machine, length):
 
 
 @pytest.mark.parametrize("length", [4097, 9000, 32768])
-def test_long(machine, length):
-    """The largest block, and transforms divided among the blocks of a cluster; two rows of one filter."""
-    arguments = make(length, 2, 1, length, length // 2, (True, False, False))
+def test_long(machine, monkeypatch, length):
+    """The largest transform in registers, and those in shared memory, of one block and of two; a block of two rows."""
+    monkeypatch.setattr(LongConv, "rows", lambda *_: 2)
+    arguments = make(length, 3, 2, length, length // 2, (True, False, False))
     assert rel_l2(stages.long_conv(*arguments), oracle(*arguments)) < LIMIT
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_options(machine, options):
+def test_options(machine, way, options):
     arguments = make(1, 2, 5, 70, options=options)
     assert rel_l2(stages.long_conv(*arguments), oracle(*arguments)) < LIMIT
 
 
 @pytest.mark.parametrize("k_length", [0, 1, 30, 100, 130])
-def test_filters_of_another_length(machine, k_length):
+def test_filters_of_another_length(machine, way, k_length):
     arguments = make(2, 1, 2, 100, k_length)
     assert rel_l2(stages.long_conv(*arguments), oracle(*arguments)) < LIMIT
 
 
 @pytest.mark.parametrize("place", ["post_gate", "u"])
-def test_in_place(machine, place):
+def test_in_place(machine, way, place):
     u, k, skip, pre, post = make(3, 3, 2, 75)
     want = oracle(u, k, skip, pre, post)
     out = {"post_gate": post, "u": u}[place]
     assert rel_l2(stages.long_conv(u, k, skip, pre, post, out), want) < LIMIT
 
 
-def test_impulses(machine):
+def test_impulses(machine, way):
     """Each tap where it belongs, and nothing before its impulse but rounding."""
     length = 100
     at = [0, 1, 49, 98, 99]
@@ -99,7 +108,7 @@ def test_impulses(machine):
         torch.testing.assert_close(row[t:], k[0, : length - t], atol=2e-6, rtol=0)
 
 
-def test_rows_are_their_own(machine):
+def test_rows_are_their_own(machine, way):
     """A row of NaN or of huge values leaves the bits of the others alone."""
     u, k, skip, _, post = make(5, 4, 3, 40)
     want = stages.long_conv(u, k, skip, None, post)
@@ -109,7 +118,7 @@ def test_rows_are_their_own(machine):
     assert torch.equal(got[[0, 3]], want[[0, 3]]) and torch.equal(got[2, 1:], want[2, 1:])
 
 
-def test_magnitudes(machine):
+def test_magnitudes(machine, way):
     u, k, *_ = make(6, 1, 1, 50)
     for scale in (1e-18, 1e18):
         assert rel_l2(stages.long_conv(u * scale, k * scale), oracle(u * scale, k * scale)) < LIMIT
@@ -128,11 +137,12 @@ def test_beyond_the_kernels():
     assert rel_l2(stages.long_conv(*arguments, arguments[-1]), want) < LIMIT
 
 
-def test_schedules():
+@pytest.mark.parametrize("length", [200, 541, 9000])
+def test_schedules(length):
     """The same bits under any order of the warps, where exchanges cross warps."""
     pytest.importorskip("cutlass")
     ptx_machine = pytest.importorskip("reference.ptx.machine").ptx_machine
-    arguments = make(8, 3, 1, 541)
+    arguments = make(8, 3 if length < 9000 else 2, 1, length)
     outs = []
     for schedule in ("round robin", "random", "late 0", "late 1"):
         with ptx_machine("sm_90a", schedule=schedule, sm_count=1):
@@ -147,10 +157,12 @@ def test_budgets(points, arch):
     from cute_kernels.runtime import cache
     from cute_kernels.runtime.inspect import machine_code
 
-    kernel = LongConv(points, skip=True, pre_gate=points in (32, 8192), post_gate=True)
-    (code,) = machine_code(cache.get(kernel, arch).cubin)
-    assert (code.stack, code.local, code.local_memory) == (0, 0, 0)
-    assert code.registers * kernel.threads * (512 // kernel.threads) <= 65536
+    kernel = LongConv(points, skip=True, pre_gate=points == 32 or points >= 8192, post_gate=True)
+    codes = machine_code(cache.get(kernel, arch).cubin)
+    assert len(codes) == (2 if points <= LongConv.DIRECT_POINTS else 1)
+    for code in codes:
+        assert (code.stack, code.local, code.local_memory) == (0, 0, 0)
+        assert code.registers * kernel.threads * (512 // kernel.threads) <= 65536
 
 
 def test_points_of_a_length():
@@ -164,8 +176,8 @@ def test_points_of_a_length():
 @pytest.mark.parametrize("batch, width", [(1, 256), (7, 256), (33, 1), (5, 10**6), (10**6, 1)])
 def test_rows_of_a_block(points, batch, width):
     kernel = LongConv(points, False, False, False)
-    groups = -(-batch // kernel.rows(batch, width, 132))
-    assert 1 <= groups <= 65535
+    rows = kernel.rows(batch, width, 132)
+    assert rows == 0 if batch <= kernel.direct_batch else 1 <= -(-batch // rows) <= 65535
 
 
 def torch_error(want, u, k, skip, pre, post):
