@@ -23,12 +23,11 @@ from cutlass.cute.nvgpu import cpasync
 from cute_kernels.hyena import long_conv_fft as fft
 from cute_kernels.hyena.config import LongConv
 from cute_kernels.hyena.long_conv_fft import POINTS
-from cute_kernels.hyena.long_conv_passes import Passes
+from cute_kernels.hyena.long_conv_passes import LINE, Passes
 
 F32, I32, I64 = cutlass.Float32, cutlass.Int32, cutlass.Int64
 GROUPS = 2  # of 16 points, that a thread takes in turn
 PITCH = 20  # floats from one node's twiddles to the next: free of bank conflicts
-LINE = 32  # floats that are prefetched at once
 
 
 class LargeConvKernel(Passes):
@@ -85,6 +84,13 @@ class LargeConvKernel(Passes):
         bidx, part = cute.arch.block_idx()[0], cute.arch.block_idx()[1]
         node = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if cutlass.const_expr(c.nodes > 1) else 0
         d = bidx // c.nodes
+        b0 = part * rows
+        end = cutlass.min(b0 + rows, mU.shape[0])
+        taps = cutlass.min(mU.shape[2], mK.shape[1])
+        line = (node * self.threads + tid) * LINE  # of a row, that this thread prefetches
+        if line < taps:
+            cute.arch.prefetch(cute.domain_offset((line,), mK[d, None]).iterator.llvm_ptr, cache_level="L2")
+        self.prefetch(mU, mPre, mPost, b0, d, line)
         smem = memory.SmemAllocator()
         layout = cute.make_layout((2, self.slots), stride=(1, 2))
         points = smem.allocate_tensor(F32, layout, byte_alignment=16)
@@ -102,7 +108,6 @@ class LargeConvKernel(Passes):
 
         staged = cute.make_layout((self.threads, GROUPS * POINTS))
         staged = smem.allocate_tensor(F32, staged, byte_alignment=16)[tid, None]
-        taps = cutlass.min(mU.shape[2], mK.shape[1])
         for g in cutlass.range_constexpr(GROUPS):
             for j in cutlass.range_constexpr(POINTS):
                 if taps <= units[g] + self.offsets[j]:  # what no copy writes counts as zero
@@ -115,11 +120,9 @@ class LargeConvKernel(Passes):
         skip = F32(0.0)
         if cutlass.const_expr(c.skip):
             skip = mSkip[d]
-        b0 = part * rows
-        end = cutlass.min(b0 + rows, mU.shape[0])
         for row in cutlass.range(b0 - 1, end, unroll=1):  # the filter, then rows
-            if row + 1 < end:
-                self.prefetch(mU, mPre, mPost, row + 1, d, node, tid)
+            if row >= b0 and row + 1 < end:
+                self.prefetch(mU, mPre, mPost, row + 1, d, line)
             self.enter(mU, mK, mPre, staged, points, tables[0], row, b0, d, node, units)
             cute.arch.sync_threads()
             for n in cutlass.range_constexpr(1, self.last):
@@ -179,14 +182,13 @@ class LargeConvKernel(Passes):
             cute.arch.cluster_wait()
 
     @cute.jit
-    def prefetch(self, mU, mPre, mPost, row, d, node, tid):
-        """A row to the L2, every thread a line."""
-        at = (node * self.threads + tid) * LINE
-        if at < mU.shape[2]:
+    def prefetch(self, mU, mPre, mPost, row, d, line):
+        """A line of a row to the L2."""
+        if line < mU.shape[2]:
             for tensor, wanted in ((mU, True), (mPre, self.config.pre_gate), (mPost, self.config.post_gate)):
                 if cutlass.const_expr(wanted):
-                    line = cute.domain_offset((at,), tensor[I64(row), d, None])
-                    cute.arch.prefetch(line.iterator.llvm_ptr, cache_level="L2")
+                    of_row = cute.domain_offset((line,), tensor[I64(row), d, None])
+                    cute.arch.prefetch(of_row.iterator.llvm_ptr, cache_level="L2")
 
     @cute.jit
     def load(self, g, first, length, x, certain: cutlass.Constexpr):
