@@ -23,10 +23,11 @@ from cutlass.cute.nvgpu import cpasync
 from cute_kernels.hyena import long_conv_fft as fft
 from cute_kernels.hyena.config import LongConv
 from cute_kernels.hyena.long_conv_fft import POINTS
-from cute_kernels.hyena.long_conv_passes import LINE, Passes
+from cute_kernels.hyena.long_conv_passes import Passes
 
 F32, I32, I64 = cutlass.Float32, cutlass.Int32, cutlass.Int64
 GROUPS = 2  # of 16 points, that a thread takes in turn
+LINE = 32  # floats that are prefetched at once
 PITCH = 20  # floats from one node's twiddles to the next: free of bank conflicts
 
 
@@ -88,9 +89,6 @@ class LargeConvKernel(Passes):
         end = cutlass.min(b0 + rows, mU.shape[0])
         taps = cutlass.min(mU.shape[2], mK.shape[1])
         line = (node * self.threads + tid) * LINE  # of a row, that this thread prefetches
-        if line < taps:
-            cute.arch.prefetch(cute.domain_offset((line,), mK[d, None]).iterator.llvm_ptr, cache_level="L2")
-        self.prefetch(mU, mPre, mPost, b0, d, line)
         smem = memory.SmemAllocator()
         layout = cute.make_layout((2, self.slots), stride=(1, 2))
         points = smem.allocate_tensor(F32, layout, byte_alignment=16)
@@ -121,7 +119,7 @@ class LargeConvKernel(Passes):
         if cutlass.const_expr(c.skip):
             skip = mSkip[d]
         for row in cutlass.range(b0 - 1, end, unroll=1):  # the filter, then rows
-            if row >= b0 and row + 1 < end:
+            if row + 1 < end:
                 self.prefetch(mU, mPre, mPost, row + 1, d, line)
             self.enter(mU, mK, mPre, staged, points, tables[0], row, b0, d, node, units)
             cute.arch.sync_threads()

@@ -23,7 +23,7 @@ from cute_kernels.hyena.config import LongConv
 from cute_kernels.hyena.direct_conv import DirectConvKernel
 from cute_kernels.hyena.large_conv import LargeConvKernel
 from cute_kernels.hyena.long_conv_fft import POINTS
-from cute_kernels.hyena.long_conv_passes import LINE, Passes
+from cute_kernels.hyena.long_conv_passes import Passes
 from cute_kernels.runtime.kernel import compile_options
 
 F32, I32, I64 = cutlass.Float32, cutlass.Int32, cutlass.Int64
@@ -103,7 +103,6 @@ class LongConvKernel(Passes):
         left = mU.shape[2] - t  # values of a row from this thread's first on
         b0 = cute.arch.block_idx()[1] * rows
         end = cutlass.min(b0 + rows, mU.shape[0])
-        self.prefetch(mU, mK, b0, d, t)
         smem = memory.SmemAllocator()
         layout = cute.make_layout((2, self.slots, c.channels), stride=(1, 2, 2 * self.slots))
         points = smem.allocate_tensor(F32, layout, byte_alignment=16)[None, None, of_block]  # (2, slots)
@@ -198,17 +197,6 @@ class LongConvKernel(Passes):
                             gY[t + self.offsets[j]] = x[0, j]
 
     @cute.jit
-    def prefetch(self, mU, mK, b0, d, t):
-        """The filter and the first row on their way to the L2, while this block makes its twiddles."""
-        lines = max(1, self.config.team // 2)
-        at = t % lines * LINE
-        if t < lines:
-            if at < cutlass.min(mK.shape[1], mU.shape[2]):
-                cute.arch.prefetch(cute.domain_offset((at,), mK[d, None]).iterator.llvm_ptr, cache_level="L2")
-        elif at < mU.shape[2]:
-            cute.arch.prefetch(cute.domain_offset((at,), mU[I64(b0), d, None]).iterator.llvm_ptr, cache_level="L2")
-
-    @cute.jit
     def fetch(self, g, staged, t, left, certain: cutlass.Constexpr):
         """Starts to copy this thread's values of a row (n,) to its places in shared memory (POINTS,)."""
         atom = cute.make_copy_atom(cpasync.CopyG2SOp(), F32, num_bits_per_copy=32)
@@ -234,7 +222,7 @@ class LongConvKernel(Passes):
 
     def in_shared(self, n: int) -> bool:
         """Whether the twiddles of pass n, the same for a warp, stay in shared memory to save registers."""
-        return self.config.points == 8192 and n == 1
+        return self.config.points == 8192 and self.config.pre_gate and n == 1
 
     @cute.jit
     def in_registers(self, w, n: cutlass.Constexpr):

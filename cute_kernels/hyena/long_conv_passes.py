@@ -8,8 +8,6 @@ import cutlass.cute as cute
 from cute_kernels.hyena import long_conv_fft as fft
 from cute_kernels.hyena.long_conv_fft import POINTS
 
-LINE = 32  # floats that are prefetched at once
-
 
 class Passes:
     """A transform of `points` as passes over groups of 16 points.
