@@ -177,6 +177,7 @@ class FinishKernel:
                 self.stream.produce(
                     ring, wg, peer, chunk0 + wg, mask, ((atomWo, tWo), (atomW1, tW1), (atomW2, tW2)), sBox
                 )
+            cute.arch.sync_threads()
             for _ in cutlass.range_constexpr(2 if c.split > 1 else 1):
                 self.meet()
         else:
@@ -365,7 +366,8 @@ class FinishKernel:
             )
         else:
             rows.load_pairs(mOut, kept, token0, first, tidx)
-        rows.sync()
+        # Of all threads, because racecheck follows no named barrier behind one of a single warpgroup.
+        cute.arch.sync_threads()
         self.stream.end(address)
         cute.autovec_copy(sWhole[None, thread, None, 1 - wg], other)
         mine.store(mine.load() + other.load())
