@@ -37,7 +37,6 @@ from cute_kernels.hyena.params import (
     is_int,
     readable,
 )
-from cute_kernels.runtime import arch as arch_
 from cute_kernels.runtime import backend
 from cute_kernels.runtime.kernel import Kernel
 from cute_kernels.runtime.template import template
@@ -241,9 +240,9 @@ def _composition(x: Tensor, problem: HyenaProblem, options: HyenaOptions, precis
     if not checks.has_kernels(OPERATOR, x):
         return Composition(problem, options, precision, batch, length, x.device)
     check_supported(problem)
-    arch = current.arch(x.device)  # NotImplementedError where there are no kernels for it
+    current.arch(x.device)  # NotImplementedError where there are no kernels for it
     sm_count = current.sm_count(x.device)
-    composition = Composition.with_kernels(problem, options, precision, batch, length, x.device, arch, sm_count)
+    composition = Composition.with_kernels(problem, options, precision, batch, length, x.device, sm_count)
     for kernel in composition.kernels:
         current.function(kernel, x.device)
     return composition
@@ -323,8 +322,7 @@ def warmup(**shape: Any) -> None:
     """Loads or compiles the kernels of a block, prepared or not. Takes what `check_shape` takes."""
     asked = check_shape(**shape)
     current = backend.current()
-    arch, sm_count = current.arch(asked.device), current.sm_count(asked.device)
-    for kernel in _kernels(*asked[:-1], arch, sm_count):
+    for kernel in _kernels(*asked[:-1], current.sm_count(asked.device)):
         current.function(kernel, asked.device)
 
 
@@ -336,8 +334,7 @@ def prebuilt_kernels() -> list[Kernel]:
     cases += [(hyena_dna, trained, precision, 1, n) for precision in ("highest", "high") for n in (1024, 32768)]
     kernels = {}
     for problem, options, precision, batch, length in cases:
-        for arch in arch_.NAMES:
-            kernels.update(dict.fromkeys(_kernels(problem, options, precision, (batch,), (length,), arch, 132)))
+        kernels.update(dict.fromkeys(_kernels(problem, options, precision, (batch,), (length,), 132)))
     return list(kernels)
 
 
@@ -353,7 +350,6 @@ def _kernels(
     precision: str,
     batches: Iterable[int],
     lengths: Iterable[int],
-    arch: str,
     sm_count: int,
 ) -> list[Kernel]:
     """The kernels of a call, and of `prepare`, each once."""
@@ -361,7 +357,7 @@ def _kernels(
     found = {}
     for length in lengths:
         for batch in batches:
-            composition = Composition.with_kernels(problem, options, precision, batch, length, device, arch, sm_count)
+            composition = Composition.with_kernels(problem, options, precision, batch, length, device, sm_count)
             found.update(dict.fromkeys((*composition.kernels, *composition.preparing_kernels)))
     return list(found)
 

@@ -15,16 +15,16 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import cutlass.memory as memory
-import cutlass.pipeline as pipeline
 import cutlass.utils as utils
 import cutlass.utils.hopper_helpers as sm90_utils
-from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import make_fake_stream
 
 from cute_kernels.device import cluster
 from cute_kernels.hyena import cluster_finish_rows as rows
 from cute_kernels.hyena import numerics
-from cute_kernels.hyena.cluster_finish_stream import WeightStream
+from cute_kernels.hyena.cluster_finish_sm100 import StreamSm100
+from cute_kernels.hyena.cluster_finish_stream import StreamSm90
 from cute_kernels.hyena.config import ClusterFinish
 from cute_kernels.hyena.finish import finish_arguments
 from cute_kernels.hyena.weights import operand_type
@@ -34,9 +34,9 @@ F32, I32, I64 = cutlass.Float32, cutlass.Int32, cutlass.Int64
 
 
 class ClusterFinishKernel:
-    def __init__(self, config: ClusterFinish):
+    def __init__(self, config: ClusterFinish, arch: str):
         self.config = config
-        self.stream = WeightStream(config)
+        self.stream = (StreamSm90 if arch == "sm_90a" else StreamSm100)(config)
         self.dtype = operand_type(config.dtype)
 
     @cute.jit
@@ -84,6 +84,8 @@ class ClusterFinishKernel:
             summed: I64
             sBound: cute.struct.Align[cute.struct.MemRange[F32, 4 * c.consumers // 32], 16]
             sFactor: cute.struct.MemRange[F32, 2]
+            done: cute.struct.MemRange[I64, self.stream.barriers]
+            address: cute.struct.MemRange[I32, self.stream.words]
             sScale: cute.struct.MemRange[F32, c.tokens]
             sStat: cute.struct.Align[cute.struct.MemRange[F32, 2 * c.tokens], 16]
             sExchange: cute.struct.Align[cute.struct.MemRange[self.dtype, c.exchange_bytes // 2], 1024]
@@ -147,7 +149,7 @@ class ClusterFinishKernel:
         if tidx == 0:
             for i in cutlass.range_constexpr(c.stages):
                 cute.arch.mbarrier_init(full + i, 1)
-                cute.arch.mbarrier_init(empty + i, c.consumers // 32)
+                cute.arch.mbarrier_init(empty + i, self.stream.readers)
             cute.arch.mbarrier_init(gathered, 1)
             cute.arch.mbarrier_init(freed, c.split - 1)
             cute.arch.mbarrier_init(summed, 1)
@@ -176,7 +178,8 @@ class ClusterFinishKernel:
             )
             reduce = cute.recast_ptr(storage.sHidden.data_ptr() + c.operand_bytes // 2, dtype=F32).align(16)
             self.consume(
-                *(full, empty, gathered, freed, summed, tidx, warp_idx, rank, token0),
+                *(full, empty, gathered, freed, summed, storage.done.data_ptr(), storage.address.data_ptr()),
+                *(tidx, warp_idx, rank, token0),
                 *(mP, mX, mSo, mS1, mS2, mNorm1, mBo, mB1, mB2, mNw, mNb, mOut, length, conv_length, eps),
                 *(sHalf, sP, storage.sExchange.data_ptr(), storage.sHidden.data_ptr(), sSums),
                 storage.sBound.get_tensor(cute.make_layout((4, c.consumers // 32))),
@@ -204,6 +207,8 @@ class ClusterFinishKernel:
         gathered: cute.Pointer,
         freed: cute.Pointer,
         summed: cute.Pointer,
+        done: cute.Pointer,
+        address: cute.Pointer,
         tidx: I32,
         warp_idx: I32,
         rank: I32,
@@ -237,6 +242,7 @@ class ClusterFinishKernel:
     ):
         c = self.config
         wg, thread = warp_idx // 4, tidx % 128
+        self.stream.begin(done, address)
         per_token = cute.make_layout((2, 2, c.tokens // 8, c.row_boxes))
 
         # The inputs of the call may be read before the launch in front has ended, what kernels made may not.
@@ -281,14 +287,14 @@ class ClusterFinishKernel:
         norm_b.store(norm_b.load() * scale_n)
 
         mma_o, mma = self.stream.mma(c.tokens, False), self.stream.mma(c.tile, True)
-        slice_o, slice_ = mma_o.get_slice(thread), mma.get_slice(thread)
+        slice_o, slice_ = self.stream.slice(mma_o, thread), self.stream.slice(mma, thread)
         fA = mma.make_fragment_A(slice_.partition_A(sW))  # (MMA, 1, K blocks, 2 * parts * stages)
         fP = mma_o.make_fragment_B(slice_o.partition_B(sP))  # (MMA, 1, K blocks, parts * K tiles)
         sN, wN = self.operand(exchange, c.width, c.parts)
         sH, wH = self.operand(hidden_operand, c.box[0], c.parts * c.buffers)
         fN = mma.make_fragment_B(slice_.partition_B(sN))  # (MMA, 1, K blocks, (K tiles, parts))
         fH = mma.make_fragment_B(slice_.partition_B(sH))  # (MMA, 1, K blocks, (2, parts * buffers))
-        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, c.stages)
+        state = self.stream.begin_state(done, address, wg)
 
         # out_proj of the owned tokens, and LayerNorm
         r = cute.make_rmem_tensor(per_token, F32)
@@ -319,7 +325,7 @@ class ClusterFinishKernel:
         )
         if cutlass.const_expr(c.chunks > 2):
             total.fill(0.0)
-        rows.activate(by_block, self.buffer(wH, 0), scale1, bias1, sFactor, 0, c.tile // 8, self.dtype, tidx)
+        rows.activate(by_block, self.stream.buffer(wH, 0), scale1, bias1, sFactor, 0, c.tile // 8, self.dtype, tidx)
         for i in cutlass.range(c.chunks - 1, unroll=1):
             scale1, bias1 = self.hidden_vectors(mS1, mB1, first + i + 1, tidx)
             now, next_ = i % 2, (i + 1) % 2
@@ -334,12 +340,12 @@ class ClusterFinishKernel:
                     c.chunks > 2,
                 )
                 rows.activate(
-                    *(by_block, self.buffer(wH, next_), scale1, bias1, sFactor, 0, c.tile // 8),
+                    *(by_block, self.stream.buffer(wH, next_), scale1, bias1, sFactor, 0, c.tile // 8),
                     *(self.dtype, tidx),
                 )
             else:
-                state = self.overlapped(
-                    *(full, empty, state, wg, hidden, by_block, total, fA, fN, fH, wH, now, next_),
+                state = self.stream.overlapped(
+                    *(full, empty, state, wg, hidden, by_block, total, fA, fN, fH, wH, i),
                     *(scale1, bias1, sFactor, tidx),
                 )
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -354,10 +360,7 @@ class ClusterFinishKernel:
         blocks, kind = c.tokens // 8, (c.tile, True)
         sums = cute.make_tensor(total.iterator, cute.make_layout((4, blocks, c.split, c.row_boxes)))
         if cutlass.const_expr(c.parts == 1):
-            for n in cutlass.range_constexpr(c.row_boxes):
-                for k in cutlass.range_constexpr(2):
-                    fresh = c.chunks == 1 and k == 0
-                    state = self.stream.start(full, state, wg, total[None, n], kind, fA, fH, 2 * last + k, fresh)
+            state = self.stream.start_last(full, empty, state, wg, total, kind, fA, fH, 2 * last)
         for n in cutlass.range_constexpr(c.row_boxes):
             if cutlass.const_expr(c.parts == 2):
                 box = cute.make_tensor(total[None, n].iterator, one)
@@ -365,12 +368,13 @@ class ClusterFinishKernel:
                     full, empty, state, wg, box, kind, fA, fH, 2 * c.parts * last, 2, 2, c.chunks > 1
                 )
             else:
-                warpgroup.wait_group(2 * (c.row_boxes - 1 - n))
+                self.stream.wait_for(state, n, total)
             if cutlass.const_expr(n == 0):
                 cute.arch.mbarrier_wait(freed, 0)
             for owner in cutlass.range_constexpr(c.split):
                 if owner != rank:
                     rows.send_sums(sums[None, None, owner, n], sSums, summed, rank, owner, n, c.split, tidx)
+        self.stream.end(address)
         cute.arch.mbarrier_wait(summed, 0)
         scale2.store(scale2.load() * numerics.inverse_of(sFactor[1]))
         for owner in cutlass.range_constexpr(c.split):
@@ -381,12 +385,6 @@ class ClusterFinishKernel:
                 rows.add_scaled(r, cute.make_tensor(mine.iterator, per_token), scale2, bias2)
         rows.store_tokens(r, mOut, token0, tidx)
 
-    def buffer(self, words: cute.Tensor, buffer):
-        """One buffer of the activations, (32 lanes, 16, tile / 8, parts) words."""
-        parts = self.config.parts
-        start = words.iterator + buffer * (parts * self.config.tile * self.config.box[0] // 2)
-        return cute.make_tensor(start, cute.make_layout((*words.shape[:3], parts), stride=words.stride))
-
     @cute.jit
     def hidden_vectors(self, mS1: cute.Tensor, mB1: cute.Tensor, chunk: I32, tidx: I32):
         """Scales and biases of a chunk's rows of fc1."""
@@ -395,59 +393,8 @@ class ClusterFinishKernel:
         bias = rows.load_channels(cute.domain_offset((rows0,), mB1), tidx, 1)
         return scale[None, 0], bias[None, 0]
 
-    @cute.jit
-    def overlapped(
-        self,
-        full: cute.Pointer,
-        empty: cute.Pointer,
-        state: pipeline.PipelineState,
-        wg: I32,
-        hidden: cute.Tensor,
-        by_block: cute.Tensor,
-        total: cute.Tensor,
-        fA: cute.Tensor,
-        fN: cute.Tensor,
-        fH: cute.Tensor,
-        wH: cute.Tensor,
-        now: I32,
-        next_: I32,
-        scale1: cute.Tensor,
-        bias1: cute.Tensor,
-        sFactor: cute.Tensor,
-        tidx: I32,
-    ):
-        """fc1 of the next chunk, fc2 of this one, and under it GELU of the next. Two stages are in flight at most."""
-        c, stream = self.config, self.stream
-        kind = (c.tile, True)
-        for k in cutlass.range_constexpr(c.k_tiles):
-            state = stream.start(full, state, wg, hidden[None, 0], kind, fA, fN, k, k == 0)
-            if cutlass.const_expr(k > 0):
-                warpgroup.wait_group(1)
-                stream.release(empty, state, 2)
-        cute.arch.fence_proxy("async.shared", space="cta")
-        rows.sync()
-        uses = [(n, k) for n in range(c.row_boxes) for k in range(2)]
-        (n, k), blocks = uses[0], c.tile // 8
-        state = stream.start(full, state, wg, total[None, 0], kind, fA, fH, 2 * now, c.chunks == 2)
-        warpgroup.wait_group(1)
-        stream.release(empty, state, 2)
-        for u in cutlass.range_constexpr(len(uses)):
-            if cutlass.const_expr(u + 1 < len(uses)):
-                n, k = uses[u + 1]
-                fresh = c.chunks == 2 and k == 0
-                state = stream.start(full, state, wg, total[None, n], kind, fA, fH, 2 * now + k, fresh)
-            first, last = (blocks * v // len(uses) for v in (u, u + 1))
-            rows.activate(
-                *(by_block, self.buffer(wH, next_), scale1, bias1, sFactor, first, last),
-                *(self.dtype, tidx),
-            )
-            left = 1 if cutlass.const_expr(u + 1 < len(uses)) else 0
-            warpgroup.wait_group(left)
-            stream.release(empty, state, left + 1)
-        return state
-
 
 def compile_finish(config: ClusterFinish, arch: str):
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    kernel = ClusterFinishKernel(config)
+    kernel = ClusterFinishKernel(config, arch)
     return cute.compile(kernel, *finish_arguments(config), stream, options=compile_options(arch))

@@ -14,6 +14,7 @@ import cutlass.utils.hopper_helpers as sm90_utils
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.pipeline import PipelineState
 
+from cute_kernels.hyena import cluster_finish_rows as rows
 from cute_kernels.hyena.config import ClusterFinish
 from cute_kernels.hyena.weights import operand_type
 
@@ -21,16 +22,11 @@ F32, I32 = cutlass.Float32, cutlass.Int32
 
 
 class WeightStream:
+    """What does not depend on the tensor core; a subclass for each has the rest, under one set of names."""
+
     def __init__(self, config: ClusterFinish):
         self.config = config
         self.dtype = operand_type(config.dtype)
-
-    def mma(self, n: int, tokens_contiguous: bool):
-        """64 rows of weights by n tokens, whose operand is K-major or has neighbouring tokens side by side."""
-        k = OperandMajorMode.K
-        b = OperandMajorMode.MN if tokens_contiguous else k
-        source = warpgroup.OperandSource.SMEM
-        return sm90_utils.make_trivial_tiled_mma(self.dtype, self.dtype, k, b, F32, (1, 1, 1), (64, n), source)
 
     @cute.jit
     def load(
@@ -83,6 +79,39 @@ class WeightStream:
     def boxes_of(self, atom, coords, sW):
         g = cute.group_modes(cute.local_tile(coords, self.config.box, (None, None, None)), 0, 2)
         return (atom, *cpasync.tma_partition(atom, 0, cute.make_layout(1), sW, g))
+
+    def buffer(self, words: cute.Tensor, buffer):
+        """One buffer of the activations, (32 lanes, 16, tile / 8, parts) words."""
+        parts = self.config.parts
+        start = words.iterator + buffer * (parts * self.config.tile * self.config.box[0] // 2)
+        return cute.make_tensor(start, cute.make_layout((*words.shape[:3], parts), stride=words.stride))
+
+
+class StreamSm90(WeightStream):
+    """wgmma: accumulators in registers."""
+
+    words = barriers = 0  # in shared memory
+    readers = ClusterFinish.consumers // 32  # arrivals that give a stage back
+
+    def mma(self, n: int, tokens_contiguous: bool):
+        """64 rows of weights by n tokens, whose operand is K-major or has neighbouring tokens side by side."""
+        k = OperandMajorMode.K
+        b = OperandMajorMode.MN if tokens_contiguous else k
+        source = warpgroup.OperandSource.SMEM
+        return sm90_utils.make_trivial_tiled_mma(self.dtype, self.dtype, k, b, F32, (1, 1, 1), (64, n), source)
+
+    def slice(self, mma, thread):
+        return mma.get_slice(thread)
+
+    def begin(self, done, address):
+        pass
+
+    def begin_state(self, done, address, wg):
+        """Of the next stage to wait for."""
+        return pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.config.stages)
+
+    def end(self, address):
+        pass
 
     @cute.jit
     def start(
@@ -161,6 +190,68 @@ class WeightStream:
             warpgroup.wait_group(0)
             self.release(empty, state, 1)
         return state
+
+    @cute.jit
+    def overlapped(
+        self,
+        full: cute.Pointer,
+        empty: cute.Pointer,
+        state: pipeline.PipelineState,
+        wg: I32,
+        hidden: cute.Tensor,
+        by_block: cute.Tensor,
+        total: cute.Tensor,
+        fA: cute.Tensor,
+        fN: cute.Tensor,
+        fH: cute.Tensor,
+        wH: cute.Tensor,
+        i: I32,
+        scale1: cute.Tensor,
+        bias1: cute.Tensor,
+        sFactor: cute.Tensor,
+        tidx: I32,
+    ):
+        """fc1 of the next chunk, fc2 of this one, and under it GELU of the next. Two stages are in flight at most."""
+        c, now, next_ = self.config, i % 2, (i + 1) % 2
+        kind = (c.tile, True)
+        for k in cutlass.range_constexpr(c.k_tiles):
+            state = self.start(full, state, wg, hidden[None, 0], kind, fA, fN, k, k == 0)
+            if cutlass.const_expr(k > 0):
+                warpgroup.wait_group(1)
+                self.release(empty, state, 2)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        rows.sync()
+        uses = [(n, k) for n in range(c.row_boxes) for k in range(2)]
+        (n, k), blocks = uses[0], c.tile // 8
+        state = self.start(full, state, wg, total[None, 0], kind, fA, fH, 2 * now, c.chunks == 2)
+        warpgroup.wait_group(1)
+        self.release(empty, state, 2)
+        for u in cutlass.range_constexpr(len(uses)):
+            if cutlass.const_expr(u + 1 < len(uses)):
+                n, k = uses[u + 1]
+                fresh = c.chunks == 2 and k == 0
+                state = self.start(full, state, wg, total[None, n], kind, fA, fH, 2 * now + k, fresh)
+            first, last = (blocks * v // len(uses) for v in (u, u + 1))
+            rows.activate(
+                *(by_block, self.buffer(wH, next_), scale1, bias1, sFactor, first, last),
+                *(self.dtype, tidx),
+            )
+            left = 1 if cutlass.const_expr(u + 1 < len(uses)) else 0
+            warpgroup.wait_group(left)
+            self.release(empty, state, left + 1)
+        return state
+
+    @cute.jit
+    def start_last(self, full, empty, state, wg, total, kind: cutlass.Constexpr, fA, fH, k0: cutlass.Constexpr):
+        """fc2 of the last chunk, of one part: `wait_for` waits for a box of its rows."""
+        for n in cutlass.range_constexpr(self.config.row_boxes):
+            for k in cutlass.range_constexpr(2):
+                fresh = self.config.chunks == 1 and k == 0
+                state = self.start(full, state, wg, total[None, n], kind, fA, fH, k0 + k, fresh)
+        return state
+
+    def wait_for(self, state, n, total):
+        warpgroup.wait_group(2 * (self.config.row_boxes - 1 - n))
 
     @cute.jit
     def issue(

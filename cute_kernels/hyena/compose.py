@@ -70,14 +70,11 @@ def conv_kernel(length: int, *, skip: bool, pre_gate: bool, post_gate: bool) -> 
     return LongConv.of_length(length, skip, pre_gate, post_gate)
 
 
-def finish_kernel(
-    problem: HyenaProblem, precision: str, tokens: int, arch: str, sm_count: int
-) -> Finish | ClusterFinish | None:
+def finish_kernel(problem: HyenaProblem, precision: str, tokens: int, sm_count: int) -> Finish | ClusterFinish | None:
     if problem.width not in (128, 256) or problem.inner % 128:
         return None
     shape = (precision, problem.width, problem.inner, tokens, sm_count)
-    kernel = ClusterFinish.for_shape(*shape) if arch in ClusterFinish.archs else None
-    kernel = kernel or Finish.for_shape(*shape)
+    kernel = ClusterFinish.for_shape(*shape) or Finish.for_shape(*shape)
     return kernel if kernel.fits else None
 
 
@@ -106,10 +103,10 @@ class Composition:
     launches: Launches | None = None
 
     @classmethod
-    def with_kernels(cls, problem, options, precision, batch, length, device, arch, sm_count) -> Composition:
+    def with_kernels(cls, problem, options, precision, batch, length, device, sm_count) -> Composition:
         conv_length = min(length, options.l_max)
         conv = conv_kernel(conv_length, skip=True, pre_gate=False, post_gate=True)
-        finish = finish_kernel(problem, precision, max(batch, 1) * max(length, 1), arch, sm_count)
+        finish = finish_kernel(problem, precision, max(batch, 1) * max(length, 1), sm_count)
         launches = None
         if conv is not None and finish is not None:
             project = project_launch(problem, options, precision, max(batch, 1), conv_length, sm_count)

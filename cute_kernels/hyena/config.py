@@ -153,8 +153,6 @@ class ClusterFinish(HyenaKernel):
     part of the hidden width for all of them.
     """
 
-    archs: ClassVar[tuple[str, ...]] = ("sm_90a",)
-
     dtype: str
     parts: int
     width: int

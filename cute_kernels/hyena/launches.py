@@ -162,7 +162,7 @@ def compile_mix(config: MixLaunch, arch: str):
 class Finishing:
     def __init__(self, config: FinishLaunch | ClusterFinishLaunch, arch: str):
         clusters = isinstance(config, ClusterFinishLaunch)
-        self.config, self.kernel = config, ClusterFinishKernel(config) if clusters else FinishKernel(config, arch)
+        self.config, self.kernel = config, (ClusterFinishKernel if clusters else FinishKernel)(config, arch)
 
     @cute.jit
     def __call__(

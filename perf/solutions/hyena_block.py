@@ -19,11 +19,11 @@ def run(hidden_states: Tensor, *arguments: Tensor | float) -> None:
     w = dict(zip(NAMES, weights, strict=True))
     batch, length, width = hidden_states.shape
     order, emb_dim = w["filter_linear1_weight"].shape
-    device, gpu = hidden_states.device, backend.current()
+    device = hidden_states.device
     block = Composition.with_kernels(
         HyenaProblem(width, w["mlp_fc1_weight"].shape[0], order, emb_dim, None),
         HyenaOptions(float(layer_norm_eps), float(exp_mod_shift)),
-        *("high", batch, length, device, gpu.arch(device), gpu.sm_count(device)),
+        *("high", batch, length, device, backend.current().sm_count(device)),
     )
     launch = block.run if block.launches is None else block.launcher()
     launch(hidden_states, stages.as_arguments(w), None, output)

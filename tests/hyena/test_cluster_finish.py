@@ -7,7 +7,7 @@ import torch
 from cute_kernels.hyena.config import ClusterFinish, Precision
 from reference import hyena, hyena_inputs
 
-from .test_finish import KINDS, LIMITS, run
+from .test_finish import ARCHS, KINDS, LIMITS, run
 from .test_stages import rel_l2
 
 
@@ -16,6 +16,7 @@ def kernel_of(precision, width, inner, split=2, tokens=8):
     return ClusterFinish(chosen.dtype, chosen.parts, width, inner, split, tokens)
 
 
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("kind, precision", KINDS)
 @pytest.mark.parametrize(
     "width, inner, batch, length, split, tokens",
@@ -28,21 +29,22 @@ def kernel_of(precision, width, inner, split=2, tokens=8):
         (256, 1024, 1, 65, 2, 32),
     ],
 )
-def test_finish(kind, precision, width, inner, batch, length, split, tokens):
+def test_finish(kind, precision, width, inner, batch, length, split, tokens, arch):
     inputs = hyena_inputs.SETS[kind](batch, length, width=width, inner=inner)
     s = hyena.block(inputs)
-    out = run(inputs, s["p"], kernel_of(precision, width, inner, split, tokens), precision, length)
+    out = run(inputs, s["p"], kernel_of(precision, width, inner, split, tokens), precision, length, arch)
     assert rel_l2(out, s["out"]) < LIMITS[precision]
 
 
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("split, tokens", [(2, 32), (2, 16), (4, 8)])
 @pytest.mark.parametrize("precision", ["highest", "high"])
-def test_same_bits_under_every_schedule(precision, split, tokens):
+def test_same_bits_under_every_schedule(precision, split, tokens, arch):
     inputs = hyena_inputs.stress(1, 70, width=128, inner=512)
     p, kernel = hyena.block(inputs)["p"], kernel_of(precision, 128, 512, split, tokens)
-    first = run(inputs, p, kernel, precision, 70)
+    first = run(inputs, p, kernel, precision, 70, arch)
     for schedule in ("random", "late 0", "late 5", "late 8"):
-        assert torch.equal(first, run(inputs, p, kernel, precision, 70, schedule=schedule, seed=3))
+        assert torch.equal(first, run(inputs, p, kernel, precision, 70, arch, schedule=schedule, seed=3))
 
 
 def test_finish_beyond_the_operator():
@@ -63,15 +65,16 @@ def test_finish_of_any_magnitude(scale):
     assert rel_l2(out, s["out"]) < LIMITS["high"]
 
 
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("tokens", [8, 32])
 @pytest.mark.parametrize("precision", ["highest", "high"])
-def test_a_row_that_is_not_finite_stays_alone(precision, tokens):
+def test_a_row_that_is_not_finite_stays_alone(precision, tokens, arch):
     inputs = hyena_inputs.stress(1, 70, width=128, inner=256)
     s, kernel = hyena.block(inputs), kernel_of(precision, 128, 256, 2, tokens)
     p = s["p"].copy()
     p[0, 5, 3], p[0, 7, 20], p[0, 7, 40] = np.nan, np.inf, 1e30
     inputs["hidden_states"][0, 66, 9] = np.nan
-    out = run(inputs, p, kernel, precision, 70)
+    out = run(inputs, p, kernel, precision, 70, arch)
     touched = [3, 20, 40, 66]
     others = [t for t in range(70) if t not in touched]
     assert rel_l2(out[:, others], s["out"][:, others]) < LIMITS[precision]
