@@ -20,16 +20,11 @@ PLAIN_OR_NONE = PLAIN | {type(None)}
 def is_observed() -> bool:
     """Whether somebody beside autograd watches torch's calls: a dispatch mode, functorch, a tracer, forward-mode AD."""
     return (
-        _count_modes() > 0
-        or _interpreter() is not None
-        or _tracing_state() is not None
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
     )
-
-
-_count_modes = torch._C._len_torch_dispatch_stack
-_interpreter = torch._C._functorch.peek_interpreter_stack
-_tracing_state = torch._C._get_tracing_state
 
 
 def refuse_tangents(operator: str, *inputs: Tensor | None) -> None:

@@ -36,7 +36,7 @@ class Arguments(dict):
 
     def held(self, current: backend.Backend) -> tuple[tuple, Any, tuple]:
         """Those of the three launches, as `current` passes them at the least cost."""
-        addresses = list(map(Tensor.data_ptr, self.values()))
+        addresses = [t.data_ptr() for t in self.values()]
         known, where, arguments = self._held
         if known is not current or where != addresses:  # a storage that is resized moves
             hold = current.held

@@ -29,7 +29,6 @@ from cute_kernels.checks import PLAIN, PLAIN_OR_NONE, dtype_name
 from cute_kernels.mamba.segsum_torch import segsum_torch
 from cute_kernels.runtime import backend
 from cute_kernels.runtime.kernel import Kernel
-from cute_kernels.runtime.repeated import looks
 from cute_kernels.runtime.template import template
 
 INF = float("inf")
@@ -95,18 +94,6 @@ def mamba_segsum(
     """
     if torch.compiler.is_compiling():
         return _through_dispatcher(dt, A_log, B, C, dt_bias, dt_limit, g_layout, out)
-    last = _last
-    if (
-        last.dt_limit is dt_limit
-        and last.g_layout is g_layout
-        and last.has_bias is (dt_bias is not None)
-        and last.backend is backend.current()
-        and (last.look_same(dt, A_log, B, C, dt_bias) if last.has_bias else last.look_same(dt, A_log, B, C))
-        and (out is None or not any([t.requires_grad for t in out if isinstance(t, Tensor)]))
-        and not (last.requires_grad and torch.is_grad_enabled())
-        and not checks.is_observed()
-    ):
-        return _compute(last.plan, dt, A_log, B, C, dt_bias, g_layout, out)
     if (
         type(dt) not in PLAIN
         or type(A_log) not in PLAIN
@@ -131,12 +118,7 @@ def mamba_segsum(
     ):
         return _through_dispatcher(dt, A_log, B, C, dt_bias, dt_limit, g_layout, out)
     # Straight to the kernel: the dispatcher of torch.library would cost several times the launch.
-    plan = _find_plan(dt, A_log, B, C, dt_bias, dt_limit, g_layout)
-    if plan is last.plan:  # the second call in a row: there may be more
-        _remember(plan, dt, A_log, B, C, dt_bias, dt_limit, g_layout)
-    else:
-        _forget(plan)
-    return _compute(plan, dt, A_log, B, C, dt_bias, g_layout, out)
+    return run(dt, A_log, B, C, dt_bias, dt_limit, g_layout, out)
 
 
 def _through_dispatcher(dt, A_log, B, C, dt_bias, dt_limit, g_layout, out) -> SegsumOutputs:
@@ -201,11 +183,6 @@ def run(
     out: Sequence[Tensor] | None,
 ) -> SegsumOutputs:
     """The operator on plain tensors, below autograd."""
-    plan = _find_plan(dt, A_log, B, C, dt_bias, dt_limit, g_layout)
-    return _compute(plan, dt, A_log, B, C, dt_bias, g_layout, out)
-
-
-def _find_plan(dt, A_log, B, C, dt_bias, dt_limit, g_layout) -> _Plan:
     key = (
         dt.shape,
         dt.dtype,
@@ -234,40 +211,7 @@ def _find_plan(dt, A_log, B, C, dt_bias, dt_limit, g_layout) -> _Plan:
             if len(_plans) >= _MAX_PLANS:
                 _plans.clear()
             _plans[key] = plan
-    return plan
 
-
-class _Last(NamedTuple):
-    """The last call that went straight to its plan, and what must be the same for the next to do so at once."""
-
-    plan: _Plan | None
-    dt_limit: tuple[float, float] | None = None  # this object
-    g_layout: str = ""  # this object
-    has_bias: bool = False
-    backend: backend.Backend | None = None
-    requires_grad: bool = False  # an input
-    look_same: Callable[..., bool] | None = None  # (dt, A_log, B, C, and dt_bias where there was one)
-
-
-_last = _Last(None)
-
-
-def _remember(plan: _Plan, dt, A_log, B, C, dt_bias, dt_limit, g_layout) -> None:
-    global _last
-    inputs = [t for t in (dt, A_log, B, C, dt_bias) if t is not None]
-    look_same = looks(*inputs)
-    if look_same is not None and type(dt_limit) is tuple:
-        requires_grad = any([t.requires_grad for t in inputs])
-        has_bias = dt_bias is not None
-        _last = _Last(plan, dt_limit, g_layout, has_bias, backend.current(), requires_grad, look_same)
-
-
-def _forget(plan: _Plan) -> None:
-    global _last
-    _last = _Last(plan)
-
-
-def _compute(plan: _Plan, dt, A_log, B, C, dt_bias, g_layout, out) -> SegsumOutputs:
     if plan.launch is None:
         return _run_torch(plan, dt, A_log, B, C, dt_bias, g_layout, out)
     if out is None:
