@@ -22,6 +22,8 @@ from cutlass.cute.nvgpu import OperandMajorMode, tcgen05, warpgroup
 from cutlass.pipeline import Agent, CooperativeGroup, PipelineState
 from cutlass.tensor_utils import LayoutEnum
 
+from cute_kernels.device.tensor_memory import fence_after, fence_before
+
 K = OperandMajorMode.K
 
 
@@ -186,6 +188,7 @@ class MmaSm100(_Engine):
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
             state, accumulator = ring_state(n, self.stages), ring_state(n, 1, producer=True)
             self.done.producer_acquire(accumulator)
+            fence_after()
             ring.consumer_wait(state)
             self._issue(tcgen05.Field.ACCUMULATE, acc, tCrA, tCrB, state.index)
             ring.consumer_release(state)
@@ -197,6 +200,7 @@ class MmaSm100(_Engine):
     def read(self, tiled_mma, acc, n):
         rows, columns, _ = self.tile
         self.done.consumer_wait(ring_state(n, 1))
+        fence_after()
         # M = 64 lies in lanes 0-15 of each warp's quarter, M = 128 in all 32
         if rows == 64:
             op = tcgen05.Ld16x256bOp(tcgen05.Repetition(columns // 8))
@@ -209,6 +213,7 @@ class MmaSm100(_Engine):
         values = cute.make_rmem_tensor(coords.shape, Float32)
         cute.copy(copy, thr.partition_S(acc[(None, None), 0, 0]), values)
         cute.arch.fence_view_async_tmem_load()
+        fence_before()
         self.done.consumer_release(ring_state(n, 1))
         return values, coords
 

@@ -52,14 +52,16 @@ class Kernel:
 
 
 dump_folder: contextvars.ContextVar[str | None] = contextvars.ContextVar("cute_kernels.dump_folder", default=None)
+line_info: contextvars.ContextVar[bool] = contextvars.ContextVar("cute_kernels.line_info", default=False)
 
 
 def compile_options(arch: str) -> str:
     """The options of every `cute.compile`: calls through TVM-FFI, machine code for `arch`.
 
     While `build` runs they also keep PTX and cubin, which the compiler passes on through files in `dump_folder`.
+    Where `line_info` is set, both say which Python line each instruction comes from.
     """
-    options = f"--enable-tvm-ffi --gpu-arch={arch}"
+    options = f"--enable-tvm-ffi --gpu-arch={arch}" + " --generate-line-info" * line_info.get()
     if folder := dump_folder.get():
         options += f" --keep-ptx --keep-cubin --dump-dir={shlex.quote(folder)}"
     return options

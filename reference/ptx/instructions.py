@@ -248,7 +248,9 @@ TABLE: list[Row] = [
     Row("barrier.cluster.arrive.relaxed.aligned", "cluster_arrive", "/ 1", CONVERGENT),
     Row("barrier.cluster.wait[.acquire]", "cluster_wait"),
     Row("barrier.cluster.wait[.acquire].aligned", "cluster_wait", "", CONVERGENT),
-    Row("fence.proxy.async[.global|.shared::cta|.shared::cluster]", "fence_proxy_async"),
+    Row("fence.proxy.async", "fence_proxy_async", "/ 3"),
+    Row("fence.proxy.async.<o:shared::cta|shared::cluster>", "fence_proxy_async", "/ 1"),
+    Row("fence.proxy.async.global", "fence_proxy_async", "/ 2"),
     Row("fence.proxy.<p:alias|tensormap|async>::<mods:.*>", "nothing", encoders.nothing),
     Row("fence.mbarrier_init.release.cluster", "fence_mbarrier_init"),
     Row(
@@ -347,7 +349,8 @@ TABLE: list[Row] = [
         lambda e, o, x, c: ("tmem_wait", [int(c["o"] == "st")]),
         CONVERGENT,
     ),
-    Row("tcgen05.fence::<o:before_thread_sync|after_thread_sync>", "nothing", encoders.nothing),
+    Row("tcgen05.fence::before_thread_sync", "tcgen_fence", "/ 0"),
+    Row("tcgen05.fence::after_thread_sync", "tcgen_fence", "/ 1"),
     Row(
         "tcgen05.mma<mods:(\\.ws|\\.sp)*>.cta_group::<group:1|2>.kind::<kind:\\w+><more:(\\.[A-Za-z0-9_:]+)*>",
         "tcgen_mma",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +14,12 @@ from .program import Insn, Program
 from .report import Finding, Report
 
 MAX_WARPS, MAX_FINDINGS = 32, 64
+CELL_WORDS = 4  # of Cell in core/machine.h
+APPROXIMATE = ("ex2", "lg2", "rcp", "sqrt", "rsqrt", "sin", "cos", "tanh")  # by their numbers in core/alu.c
+_ASK = ctypes.CFUNCTYPE(
+    *(None, ctypes.c_int32, ctypes.c_int32, ctypes.c_uint32),
+    *(ctypes.POINTER(ctypes.c_float), ctypes.POINTER(ctypes.c_float)),
+)
 COUNTS = [
     "global_load_bytes",
     "global_load_sectors",
@@ -49,7 +56,7 @@ class Allocation(ctypes.Structure):
         ("start", ctypes.c_uint64),
         ("size", ctypes.c_uint64),
         ("written", ctypes.c_void_p),
-        ("writer", ctypes.c_void_p),
+        ("cells", ctypes.c_void_p),
         ("previous", ctypes.c_void_p),
     ]
 
@@ -95,6 +102,7 @@ class _Machine(ctypes.Structure):
         ("approximate", ctypes.c_int32),
         ("seed", ctypes.c_uint64),
         ("step_limit", ctypes.c_uint64),
+        ("ask", ctypes.c_void_p),
         ("executed", ctypes.c_void_p),
         ("n_findings", ctypes.c_int32),
         ("faulted", ctypes.c_int32),
@@ -109,6 +117,8 @@ class Options:
 
     schedule: "round robin", "random" (by `seed`), or "late <k>": warp k of every CTA moves only when no other can.
     strict: the order and initialisation checks. approximate: push approximate functions off by their documented error.
+    functions: called with the name of an approximate function ("ex2.approx.ftz.f32") and fp32 arguments, returns its
+        values: in place of the exact function, rounded.
     """
 
     schedule: str = "round robin"
@@ -117,6 +127,7 @@ class Options:
     approximate: bool = False
     step_limit: int = 200_000_000
     track_writers: bool = True
+    functions: Callable[[str, np.ndarray], np.ndarray] | None = None
 
     @property
     def number(self) -> int:
@@ -168,14 +179,16 @@ def execute(program: Program, launch: Launch, memory: GlobalMemory, options: Opt
         a.start, a.size = start, size
         a.written = written.ctypes.data if written is not None else None
         if options.strict and options.track_writers:
-            writers[start] = np.zeros(size // 2 + 1, np.uint32)
-            a.writer = writers[start].ctypes.data
+            writers[start] = np.zeros((size // 2 + 1, CELL_WORDS), np.uint32)
+            a.cells = writers[start].ctypes.data
             if launch.programmatic and start in memory.writers:
                 a.previous = memory.writers[start].ctypes.data
     machine.allocations, machine.n_allocations = allocations, len(ranges)
     machine.strict, machine.schedule, machine.seed = int(options.strict), options.number, options.seed
     machine.sm100 = int(program.module.target.startswith("sm_10"))
     machine.approximate, machine.step_limit = int(options.approximate), options.step_limit
+    ask = _ask(options.functions) if options.functions else None
+    machine.ask = ctypes.cast(ask, ctypes.c_void_p) if ask else None
     executed = np.zeros((MAX_WARPS, machine.n_code), np.uint64)
     machine.executed = executed.ctypes.data
     library.run(ctypes.byref(machine))
@@ -186,6 +199,16 @@ def execute(program: Program, launch: Launch, memory: GlobalMemory, options: Opt
         report.findings.append(_finding(program, f))
     report.faulted = bool(machine.faulted)
     return report
+
+
+def _ask(functions: Callable[[str, np.ndarray], np.ndarray]):
+    @_ASK
+    def ask(function, ftz, on, x, y):
+        lanes = [i for i in range(32) if on >> i & 1]
+        name = f"{APPROXIMATE[function]}.approx{'.ftz' * ftz}.f32"
+        np.ctypeslib.as_array(y, (32,))[lanes] = functions(name, np.ctypeslib.as_array(x, (32,))[lanes])
+
+    return ask
 
 
 def _aligned(data: bytes):

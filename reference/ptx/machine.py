@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import pathlib
+import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,12 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from cute_kernels.runtime import backend, cache
-from cute_kernels.runtime.kernel import Kernel
+from cute_kernels.runtime import backend, build, cache
+from cute_kernels.runtime.kernel import Kernel, line_info
 
 from .launch import GlobalMemory
-from .report import Report
-from .run import run_object
+from .parser import parse
+from .report import MachineFault, Report
+from .run import parse_cached, run_object
 
 SM_COUNTS = {"sm_90a": 132, "sm_100a": 148}
 
@@ -61,15 +63,33 @@ class PtxMachine(backend.Backend):
             if known is not None and all(start != known[0] for start, _, _ in memory.ranges):  # views share one
                 memory.ranges.append(known)
         reports = run_object(
-            object_path, symbol, ptx, list(args), arch=self._arch, memory=memory, check=self._check, **self._options
+            object_path, symbol, ptx, list(args), arch=self._arch, memory=memory, check=False, **self._options
         )
         self.reports.extend(reports)
+        if any(r.findings for r in reports):
+            name_sources(kernel, self._arch, ptx)
+            if self._check:
+                raise MachineFault(reports)
 
 
 @functools.cache
 def _built(kernel: Kernel, arch: str) -> tuple[pathlib.Path, str, str]:
     built = cache.get(kernel, arch)
     return built.object, built.symbol, built.ptx.read_text()
+
+
+@functools.cache
+def name_sources(kernel: Kernel, arch: str, ptx: str) -> None:
+    """Tells the PTX's instructions their Python lines: the kernel is compiled once more, with line information."""
+    token = line_info.set(True)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            named = parse(build.build(kernel, arch, pathlib.Path(folder)).ptx.read_text())
+    finally:
+        line_info.reset(token)
+    for name, k in parse_cached(ptx).kernels.items():
+        for ours, theirs in zip(k.instructions, named.kernels[name].instructions, strict=True):
+            ours.source = theirs.source
 
 
 def _aligned_storage(size: int, alignment: int = 512) -> torch.UntypedStorage:

@@ -289,11 +289,14 @@ def _declare(statement: str) -> Variable | None:
     return Variable(match["name"], match["space"], size, int(match["align"] or unit), data)
 
 
+_FILE = r'^\s*\.file\s+(\d+)\s+"([^"]*)"(?:\s+"([^"]*)")?'
+
+
 def parse(text: str) -> Module:
     """Reads a PTX module."""
     lines = text.splitlines()
     module = Module("", {}, [], lines)
-    files: dict[str, str] = {}
+    files = {n: f"{a}/{b}" if b else a for n, a, b in re.findall(_FILE, text, re.M)}  # they may follow their use
     kernel: Kernel | None = None
     scope: _Scope | None = None
     blocks, pending, source = 0, None, None
@@ -301,12 +304,8 @@ def parse(text: str) -> Module:
     for statement, line in _tokens(_strip_comments(text)):
         if statement.startswith(".target"):
             module.target = statement.split()[1].rstrip(",")
-        elif statement.startswith((".version", ".address_size", ".pragma")):
+        elif statement.startswith((".version", ".address_size", ".pragma", ".file")):
             pass
-        elif statement.startswith(".file"):
-            match = re.match(r'\.file\s+(\d+)\s+"([^"]*)"(?:\s+"([^"]*)")?', statement)
-            if match:
-                files[match[1]] = f"{match[2]}/{match[3]}" if match[3] else match[2]
         elif statement.startswith((".loc ", ".loc\t")):
             match = re.match(r"\.loc\s+(\d+)\s+(\d+)", statement)
             source = (files.get(match[1], "?"), int(match[2]))

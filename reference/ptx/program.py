@@ -8,6 +8,7 @@ import struct
 import numpy as np
 
 from .encoders import bits_of
+from .fusion import Encoded, fused
 from .instructions import encode
 from .parser import Address, Immediate, Instruction, Kernel, Module, PtxError, Register, Symbol, Variable
 
@@ -246,6 +247,7 @@ class Program:
             encoded.append(
                 (instruction, handler, (args, flags, guard, [*self._written, *self._read], len(self._written)))
             )
+        self._fuse(encoded)
         self.refusals = {i: what for i, (_, handler, what) in enumerate(encoded) if handler is None}
         self.constants.extend(bytes(-len(self.constants) % 64 + 64))
         self.constant_memory = Memory(bytes(self.constants))
@@ -278,6 +280,22 @@ class Program:
             insn.n_registers, insn.n_written = len(registers), written
         last = self.code[len(encoded)]  # falling off the end is a return
         last.execute, last.guard = self._core.handler("exit"), -1
+
+    def _fuse(self, encoded: list) -> None:
+        """Sums that ptxas fuses with a product are executed so; the product stays."""
+        seen = [
+            Encoded(instruction.opcode, what[2] != -1, what[3][: what[4]], what[3][what[4] :]) if handler else None
+            for instruction, handler, what in encoded
+        ]
+        handler = self._core.handler("fused_f32")
+        for i, u in list(fused(seen, set(self.kernel.labels.values()))):
+            (_, x, y, _), product = encoded[i][2][0], encoded[i][2][0][0]
+            instruction, (d, left, right, flags) = encoded[u][0], encoded[u][2][0]
+            first = left == product
+            minus = instruction.opcode.startswith("sub")
+            args = [d, x, y, right if first else left, flags, int(minus and not first), int(minus and first)]
+            registers = [*seen[u].written, *seen[i].read, *(r for r in seen[u].read if r not in seen[i].written)]
+            encoded[u] = (instruction, handler, (args, *encoded[u][2][1:3], registers, 1))
 
     @staticmethod
     def _refusal(instruction: Instruction, error: Exception) -> str:

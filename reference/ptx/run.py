@@ -16,13 +16,13 @@ MAX_SHARED = 232448  # 227 KB: what one CTA may have
 
 
 @functools.lru_cache(maxsize=64)
-def _module(ptx_text: str) -> Module:
+def parse_cached(ptx_text: str) -> Module:
     return parse(ptx_text)
 
 
 @functools.lru_cache(maxsize=64)
 def _program(ptx_text: str, kernel: str) -> Program:
-    module = _module(ptx_text)
+    module = parse_cached(ptx_text)
     if kernel not in module.kernels:
         raise PtxError(f"the PTX has no kernel {kernel}; it has {', '.join(module.kernels) or 'none'}")
     return Program(module, module.kernels[kernel], core())
@@ -63,7 +63,7 @@ def run_object(
     `uninitialised`: indices of arguments (outputs, workspaces) that the kernel must not read before it writes them.
     `options`: see Options. Returns a Report per launch; raises MachineFault if `check` and there was a finding.
     """
-    module = _module(ptx_text)
+    module = parse_cached(ptx_text)
     if arch is not None and not module.target.startswith(arch):
         raise PtxError(f"the PTX is for {module.target}, not for {arch}")
     memory = memory or GlobalMemory()

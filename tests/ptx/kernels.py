@@ -21,6 +21,8 @@ import cutlass.utils.hopper_helpers as sm90_utils
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05, warpgroup
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
+from cute_kernels.device.tensor_memory import fence_after
+
 F32, BF16 = cutlass.Float32, cutlass.BFloat16
 Agent, Group = pipeline.Agent, pipeline.CooperativeGroup
 ARCHS = ("sm_90a", "sm_100a")
@@ -128,6 +130,7 @@ class Sm100(Sm90):
     def read(self, tiled_mma, acc, tidx):
         self.tmem.relinquish_alloc_permit()
         self.done.consumer_wait(pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, 1))
+        fence_after()
         m, n, _ = self.tile
         repeat = tcgen05.Repetition
         op = tcgen05.Ld16x256bOp(repeat(n // 8)) if m == 64 else tcgen05.Ld32x32bOp(repeat(n))
@@ -381,9 +384,10 @@ class Transpose:
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_threads()
         if warp_idx == 0:
-            cute.copy(store, tYs, tYg)
-            cute.arch.cp_async_bulk_commit_group()
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
+            with cute.arch.elect_one():
+                cute.copy(store, tYs, tYg)
+                cute.arch.cp_async_bulk_commit_group()
+                cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 class Cluster:

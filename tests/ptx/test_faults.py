@@ -91,6 +91,16 @@ FAULTS = [
         r"tcgen05\.commit",
         nth=1,
     ),
+    Fault(
+        "tcgen05.fence dropped before the accumulator is read",
+        GEMM100,
+        "sm_100a",
+        r"tcgen05\.fence::after_thread_sync;",
+        "",
+        "missing tcgen05.fence",
+        r"tcgen05\.ld",
+        text="after_thread_sync",
+    ),
     # barriers
     Fault(
         "barrier before a TMA store dropped",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -78,9 +79,15 @@ def test_operator_runs_through_the_runtime(kernels, arch):
     assert not backend.current().handles(x)
 
 
-def test_reading_an_empty_tensor_is_found(kernels):
-    with ptx_machine("sm_90a"), pytest.raises(MachineFault, match="nothing has written"):
+@pytest.mark.parametrize("arch", ARCHS)
+def test_reading_an_empty_tensor_is_found(arch, kernels):
+    """The report names the kernel, the PTX line and the Python line."""
+    with ptx_machine(arch), pytest.raises(MachineFault, match="nothing has written") as caught:
         add(torch.randn(1000), reads_output=True)
+    source = pathlib.Path(__file__).read_text().splitlines()
+    line = next(i for i, text in enumerate(source, 1) if text.strip().startswith("y[i] = x[i]"))
+    assert f"({__file__}:{line}): ld.global" in str(caught.value)
+    assert "in kernel_" in str(caught.value) and "AddHost" in str(caught.value)
 
 
 def test_what_torch_wrote_since_counts_as_written(kernels):

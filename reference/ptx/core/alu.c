@@ -292,6 +292,16 @@ F32_BINARY(min, minimum(x, y, f & NAN_WINS))
 F32_BINARY(max, maximum(x, y, f & NAN_WINS))
 BINARY(copysign_f32, uint32_t, uint32_t, (x & 0x80000000u) | (y & 0x7fffffffu))
 
+/* a = d, x, y, z, flags, minus the product, minus z: a product and a sum that ptxas fuses */
+OP(fused_f32) {
+    (void)m;
+    const float *x = operand(w, a[1]), *y = operand(w, a[2]), *z = operand(w, a[3]);
+    float t[WARP];
+    EACH t[l] = finish(fmaf(a[5] ? -start(x[l], a[4]) : start(x[l], a[4]), start(y[l], a[4]), a[6] ? -start(z[l], a[4]) : start(z[l], a[4])), a[4]);
+    PUT(float, a[0], t);
+    return NEXT;
+}
+
 OP(fma_f32) {
     (void)m;
     const float *x = operand(w, a[1]), *y = operand(w, a[2]), *z = operand(w, a[3]);
@@ -344,7 +354,9 @@ OP(testp_f32) {                  /* 0 finite, 1 infinite, 2 number, 3 notanumber
 }
 
 /* Approximate functions: the exact value rounded, or (option `approximate`) pushed off by the documented error, up or down by the bits of
-   the argument: what a kernel computes must hold for either. */
+   the argument: what a kernel computes must hold for either; or (option `functions`) whatever somebody else says. */
+enum { ASK_EX2, ASK_LG2, ASK_RCP, ASK_SQRT, ASK_RSQRT, ASK_SIN, ASK_COS, ASK_TANH };   /* named in launch.py */
+
 static float off(Machine *m, double exact, float argument, double relative, double absolute) {
     m->counts[COUNT_TRANSCENDENTALS]++;
     if (!m->approximate || !isfinite(exact)) return (float)exact;
@@ -353,17 +365,18 @@ static float off(Machine *m, double exact, float argument, double relative, doub
     double direction = (int32_t)(bits * 0x9e3779b1u) * 0x1p-31;
     return (float)(exact + direction * (fabs(exact) * relative + absolute));
 }
-#define APPROXIMATE(name, expr, relative, absolute) OP(name##_approx_f32) { const float *x_ = operand(w, a[1]); float t[WARP]; \
+#define APPROXIMATE(name, number, expr, relative, absolute) OP(name##_approx_f32) { const float *x_ = operand(w, a[1]); float t[WARP]; \
     EACH if (ON(l)) { float s = start(x_[l], a[2]); double x = s; t[l] = finish(off(m, expr, s, relative, absolute), a[2]); } \
+    if (m->ask) m->ask(number, !!(a[2] & FTZ), on, x_, t); \
     EACH if (ON(l)) ((float *)(w->registers + a[0]))[l] = t[l]; return NEXT; }
-APPROXIMATE(ex2, exp2(x), 0x1p-22, 0)
-APPROXIMATE(lg2, log2(x), 0, 0x1p-22)
-APPROXIMATE(rcp, 1 / x, 0x1p-23, 0)
-APPROXIMATE(sqrt, sqrt(x), 0x1p-23, 0)
-APPROXIMATE(rsqrt, 1 / sqrt(x), 0x1p-22, 0)
-APPROXIMATE(sin, sin(x), 0, 0x1p-20)
-APPROXIMATE(cos, cos(x), 0, 0x1p-20)
-APPROXIMATE(tanh, tanh(x), 0x1p-11, 0)
+APPROXIMATE(ex2, ASK_EX2, exp2(x), 0x1p-22, 0)
+APPROXIMATE(lg2, ASK_LG2, log2(x), 0, 0x1p-22)
+APPROXIMATE(rcp, ASK_RCP, 1 / x, 0x1p-23, 0)
+APPROXIMATE(sqrt, ASK_SQRT, sqrt(x), 0x1p-23, 0)
+APPROXIMATE(rsqrt, ASK_RSQRT, 1 / sqrt(x), 0x1p-22, 0)
+APPROXIMATE(sin, ASK_SIN, sin(x), 0, 0x1p-20)
+APPROXIMATE(cos, ASK_COS, cos(x), 0, 0x1p-20)
+APPROXIMATE(tanh, ASK_TANH, tanh(x), 0x1p-11, 0)
 OP(div_approx_f32) {             /* div.full and div.approx */
     const float *x = operand(w, a[1]), *y = operand(w, a[2]);
     EACH if (ON(l)) ((float *)(w->registers + a[0]))[l] = finish(off(m, (double)start(x[l], a[3]) / start(y[l], a[3]), y[l], 0x1p-22, 0), a[3]);

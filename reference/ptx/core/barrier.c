@@ -56,7 +56,7 @@ OP(barrier) {
     }
     f->arrived = 0;
     lanes_meet(w);
-    clock_join(m, w->clock, b->completed);
+    acquire(m, w, b->completed);
     return NEXT;
 }
 
@@ -105,7 +105,7 @@ OP(cluster_wait) {
     w->cluster_arrived = 0;
     w->cluster_generation = b->generation;
     lanes_meet(w);
-    clock_join(m, w->clock, b->completed);
+    acquire(m, w, b->completed);
     return NEXT;
 }
 
@@ -116,11 +116,12 @@ OP(grid_wait) {                  /* griddepcontrol.wait: the launch before is do
 }
 
 OP(fence_mbarrier_init) { (void)m, (void)a, (void)on; mbarrier_fence(w, 0); return NEXT; }
-OP(fence_proxy_async) {          /* what is known to be done becomes visible to the async proxy */
-    (void)a, (void)on;
-    mbarrier_fence(w, 1);
-    for (uint32_t i = 0; i < m->agents; i++)
-        if (w->clock.fenced[i] < w->clock.done[i]) w->clock.fenced[i] = w->clock.done[i];
+OP(fence_proxy_async) {          /* what is known to be done becomes visible to the async proxy: in shared (1), global (2) or both (3) */
+    (void)on;
+    if (a[0] & 1) mbarrier_fence(w, 1);
+    for (int s = 0; s < 2; s++) if (a[0] >> s & 1)
+        for (uint32_t i = 0; i < m->agents; i++)
+            if (w->clock.fenced[s][i] < w->clock.done[i]) w->clock.fenced[s][i] = w->clock.done[i];
     w->clock.done[agent(w, AGENT_WARP)]++;     /* later stores are not covered */
     return NEXT;
 }

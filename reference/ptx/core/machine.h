@@ -26,8 +26,9 @@ typedef uint32_t lanes_t;        /* one bit per lane; also what a predicate regi
    barrier); an asynchronous unit's clock is the number of the group, phase or operation that a wait can name. */
 enum {
     AGENT_WARP = 0,                            /* a warp's own loads and stores */
-    AGENT_BULK = AGENT_WARP + MAX_WARPS,       /* bulk copies out of shared memory, by bulk group of a warp */
-    AGENT_WGMMA = AGENT_BULK + MAX_WARPS,      /* wgmma operand reads, by wgmma group of a warp */
+    AGENT_BULK = AGENT_WARP + MAX_WARPS,       /* what bulk copies out of shared memory read, by bulk group of a warp */
+    AGENT_BULK_WRITE = AGENT_BULK + MAX_WARPS, /* what they write to global memory: not done after a wait for their reads */
+    AGENT_WGMMA = AGENT_BULK_WRITE + MAX_WARPS,      /* wgmma operand reads, by wgmma group of a warp */
     AGENT_TCGEN = AGENT_WGMMA + MAX_WARPS,     /* tcgen05.mma and .cp, by operation of the issuing warp */
     AGENT_CPASYNC = AGENT_TCGEN + MAX_WARPS,   /* cp.async, by group of a warp */
     AGENT_TMEM_LD = AGENT_CPASYNC + MAX_WARPS, /* tcgen05.ld, until tcgen05.wait::ld */
@@ -47,8 +48,10 @@ typedef struct {                 /* one access, as the order checks see it */
     uint8_t proxy, kind;
 } Access;
 
-typedef struct {                 /* a vector clock pair: what is known to be done, and what of it the async proxy may see */
-    uint32_t *done, *fenced;
+typedef struct {                 /* vector clocks, of `agents` entries each */
+    uint32_t *done;              /* what is known to be done, */
+    uint32_t *fenced[2];         /* what of it the async proxy may see in shared and in global memory, */
+    uint32_t *covered;           /* and what tcgen05.fence::before_thread_sync has covered (sm_100) */
 } Clock;
 
 typedef enum { NEXT, JUMP, BLOCK } status_t;
@@ -72,11 +75,19 @@ struct Insn {                    /* mirrored in program.py */
     int32_t line, reserved;
 };
 
+typedef struct {                 /* 2 bytes of global memory in this launch; mirrored in launch.py */
+    uint32_t history;            /* its accesses by the cluster that runs (order.c) */
+    uint32_t writer;             /* 1 + the CTA that last wrote it, bit 31 set for atomics; 0: none */
+    uint32_t reader;             /* 1 + a CTA that read it, SEVERAL if CTAs of several clusters did; 0: none */
+    uint32_t lane;               /* which lane wrote it: see LaneTouch */
+} Cell;
+#define SEVERAL 0xffffffffu
+
 typedef struct {                 /* a range of global memory that the launch may touch; mirrored in launch.py */
     uint64_t start, size;
     uint8_t *written;            /* one byte per byte of memory, nonzero where something wrote it; NULL: all of it counts as written */
-    uint32_t *writer;            /* per 2 bytes: 1 + the CTA that last wrote it in this launch, bit 31 set for atomics */
-    const uint32_t *previous;    /* the same of the launch before, where this one may start before that one's end; else NULL */
+    Cell *cells;                 /* NULL: who touches it is not checked */
+    const Cell *previous;        /* those of the launch before, where this one may start before that one's end; else NULL */
 } Allocation;
 
 typedef struct {                 /* mirrored in launch.py */
@@ -124,9 +135,16 @@ struct Warp {
     int n_fragments, current;
     uint8_t *registers, *local;
     const uint8_t *constants;
-    Clock clock;
+    Clock clock;                 /* what any of its lanes knows */
+    Clock base;                  /* while `split`: what all of its lanes know; those in `acquired` know what `clock` says */
+    int split;
+    lanes_t acquired;
+    lanes_t on;                  /* lanes of the instruction that is executed */
+    uint32_t touch_clock;        /* the warp's clock when one of its lanes last used memory */
+    uint32_t *tcgen_after;       /* what tcgen05.fence::after_thread_sync has let later tcgen05 operations rely on (sm_100) */
     uint64_t steps;
-    Groups bulk, bulk_read, wgmma, cpasync;
+    Groups bulk, wgmma, cpasync;
+    lanes_t bulk_lanes, cpasync_lanes;   /* that issued operations of these groups: groups belong to a thread */
     uint32_t tmem_loads, tmem_stores, tcgen_ops;
     int tmem_open, tcgen_uncommitted;   /* tmem_open: bit 0 loads, bit 1 stores that were not waited for */
     int cluster_arrived;
@@ -177,6 +195,7 @@ struct Machine {
     /* options */
     int32_t strict, schedule, sm100, approximate;
     uint64_t seed, step_limit;
+    void (*ask)(int32_t function, int32_t ftz, lanes_t on, const float *x, float *y);   /* approximate functions; NULL: the machine's own */
     /* results */
     uint64_t *executed;          /* per warp index and instruction: fragments executed */
     int32_t n_findings, faulted;
@@ -185,7 +204,7 @@ struct Machine {
     /* state; what stands above is mirrored in launch.py */
     Cta *ctas;
     int n_ctas;
-    uint32_t agents;             /* n_ctas * AGENTS: the length of a vector clock */
+    uint32_t agents, clock_words;   /* n_ctas * AGENTS: the length of a vector clock; and of all of a Clock's */
     uint64_t random, progress, tick;
     Barrier cluster_barrier;
     Warp *running;
@@ -238,17 +257,20 @@ void clock_free(Clock c);
 void clock_join(Machine *m, Clock into, Clock from);
 void clock_clear(Machine *m, Clock c);
 void release(Machine *m, Warp *w, Clock into);       /* what w has done becomes part of `into`, and w's clock ticks */
-void history_reset(void);
-void touch(Machine *m, Warp *issuer, uint32_t *history, uint32_t count, Access access, const char *space, uint32_t address, uint32_t unit);
+void acquire(Machine *m, Warp *w, Clock from);       /* the executing lanes know what `from` says */
+void history_start(void);                            /* of a launch */
+void history_reset(void);                            /* of a cluster: what others did counts no more */
+void touch_tmem(Machine *m, Warp *issuer, Cta *owner, uint32_t lane, uint32_t column, uint32_t columns, Access access);
+void touch_global(Machine *m, Warp *issuer, Allocation *r, uint64_t at, uint32_t bytes, Access access, int lane);   /* lane: -1 for an asynchronous unit */
 void touch_shared(Machine *m, Warp *issuer, Cta *owner, uint32_t offset, uint32_t bytes, Access access);
 void touch_lane(Machine *m, Warp *w, Cta *owner, uint32_t offset, uint32_t bytes, int lane, access_kind_t kind);
-void lanes_meet(Warp *w);                            /* every lane of w knows what the others have done */
+void lanes_meet(Warp *w);                            /* if all its lanes execute: every lane of w knows what the others have done and know */
 Access own_access(Warp *w, access_kind_t kind);
 Access async_access(Warp *w, uint32_t agent, uint32_t clock, access_kind_t kind);
 
 /* memory.c */
 uint8_t *shared_at(Machine *m, Warp *w, uint32_t address, uint32_t bytes, Cta **owner);   /* checks bounds; any CTA of the cluster */
-uint8_t *global_at(Machine *m, uint64_t address, uint32_t bytes, access_kind_t kind);     /* checks bounds, records writers */
+uint8_t *global_at(Machine *m, Warp *w, uint64_t address, uint32_t bytes, Access access, int lane);   /* checks bounds and order */
 uint64_t effective_address(const Warp *w, const int32_t *a, int lane);                    /* of an encoded address: register, wide?, displacement */
 uint8_t *any_at(Machine *m, Warp *w, int lane, int space, uint64_t address, uint32_t bytes, access_kind_t kind);
 enum { SPACE_GENERIC, SPACE_GLOBAL, SPACE_SHARED, SPACE_CLUSTER, SPACE_LOCAL, SPACE_PARAM };   /* in the instruction table's order */

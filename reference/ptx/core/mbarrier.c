@@ -179,7 +179,10 @@ OP(mbarrier_wait) {
         int complete = a[5] ? ((b->phase ^ u32(w, a[4])[l]) & 1) : b->phase > u64(w, a[4])[l];
         if (complete) {
             done |= 1u << l;
-            if (b != last) clock_join(m, w->clock, b->completed), lanes_meet(w);
+            if (b != last) {
+                acquire(m, w, b->completed);
+                if (b->completed.done[agent(w, AGENT_WARP)] >= w->touch_clock) lanes_meet(w);    /* each has arrived since it used memory */
+            }
         } else wanted = a[5] ? u32(w, a[4])[l] & 1 : (uint32_t)u64(w, a[4])[l];
         last = b;
     }

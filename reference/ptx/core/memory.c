@@ -23,7 +23,7 @@ uint8_t *shared_at(Machine *m, Warp *w, uint32_t address, uint32_t bytes, Cta **
 
 static Allocation *last_hit;
 
-uint8_t *global_at(Machine *m, uint64_t address, uint32_t bytes, access_kind_t kind) {
+uint8_t *global_at(Machine *m, Warp *w, uint64_t address, uint32_t bytes, Access access, int lane) {
     Allocation *r = last_hit;
     if (!r || r < m->allocations || r >= m->allocations + m->n_allocations || address < r->start || address + bytes > r->start + r->size) {
         r = NULL;
@@ -44,31 +44,23 @@ uint8_t *global_at(Machine *m, uint64_t address, uint32_t bytes, access_kind_t k
     }
     uint64_t at = address - r->start;
     if (m->strict) {
-        uint32_t me = m->running->cta->index + 1;
         if (r->written) {
-            if (kind != WRITE)
+            if (access.kind != WRITE)
                 for (uint32_t i = 0; i < bytes; i++)
                     if (!r->written[at + i]) {
                         finding(m, "uninitialised", -1, 0, "reads byte %llu of tensor %d, which nothing has written", (unsigned long long)(at + i), (int)(r - m->allocations));
                         break;
                     }
-            if (kind != READ) memset(r->written + at, 1, bytes);
+            if (access.kind != READ) memset(r->written + at, 1, bytes);
         }
-        if (r->previous && !m->running->clock.done[m->running->cta->rank * AGENTS + AGENT_PREVIOUS_GRID])
+        if (r->previous && !w->clock.done[w->cta->rank * AGENTS + AGENT_PREVIOUS_GRID])
             for (uint64_t i = at / 2; i < (at + bytes + 1) / 2; i++)
-                if (r->previous[i]) {
+                if (r->previous[i].writer) {
                     finding(m, "race", -1, 0, "%s byte %llu of tensor %d, which the launch before wrote, with no griddepcontrol.wait on the path to it",
-                            kind == READ ? "reads" : "writes", (unsigned long long)(2 * i), (int)(r - m->allocations));
+                            access.kind == READ ? "reads" : "writes", (unsigned long long)(2 * i), (int)(r - m->allocations));
                     break;
                 }
-        if (r->writer)
-            for (uint64_t i = at / 2; i < (at + bytes + 1) / 2; i++) {
-                uint32_t before = r->writer[i];
-                if (before && (before & 0x7fffffff) != me && !(kind == ATOMIC && before >> 31) && !m->ctas_synchronise)
-                    finding(m, "race", -1, 0, "%s byte %llu of tensor %d, which CTA %u wrote in the same launch", kind == READ ? "reads" : "writes",
-                            (unsigned long long)(2 * i), (int)(r - m->allocations), (before & 0x7fffffff) - 1);
-                if (kind != READ) r->writer[i] = me | (kind == ATOMIC ? 1u << 31 : 0);
-            }
+        if (r->cells) touch_global(m, w, r, at, bytes, access, lane);
     }
     return (uint8_t *)address;
 }
@@ -93,6 +85,7 @@ uint8_t *any_at(Machine *m, Warp *w, int lane, int space, uint64_t address, uint
         if (owner->mbarrier_at[offset / 8] && m->strict)
             finding(m, "mbarrier overwritten", owner->mbarriers[owner->mbarrier_at[offset / 8] - 1].init_pc, 1u << lane,
                     "an ordinary %s at shared address %u, where an mbarrier lives", kind == READ ? "load" : "store", offset);
+        w->touch_clock = w->clock.done[agent(w, AGENT_WARP)];
         touch_shared(m, w, owner, offset, bytes, own_access(w, kind));
         touch_lane(m, w, owner, offset, bytes, lane, kind);
         return p;
@@ -107,7 +100,8 @@ uint8_t *any_at(Machine *m, Warp *w, int lane, int space, uint64_t address, uint
         if (offset + bytes > m->param_size || kind != READ) fault(m, "out of bounds", 1u << lane, "%u bytes at parameter offset %llu", bytes, (unsigned long long)offset);
         return (uint8_t *)m->param + offset;
     }
-    return global_at(m, address, bytes, kind);
+    w->touch_clock = w->clock.done[agent(w, AGENT_WARP)];
+    return global_at(m, w, address, bytes, own_access(w, kind), lane);
 }
 
 /* ---- counting ---- */
@@ -278,21 +272,30 @@ OP(cpasync) {
         x.proxy = GENERIC;
         touch_shared(m, w, owner, shared_offset(to), bytes, x);
         touch_lane(m, w, owner, shared_offset(to), bytes, l, WRITE);
-        if (from_bytes) memcpy(d, global_at(m, effective_address(w, a + 3, l), from_bytes, READ), from_bytes);
+        x.kind = READ;
+        if (from_bytes) memcpy(d, global_at(m, w, effective_address(w, a + 3, l), from_bytes, x, l), from_bytes);
         memset(d + from_bytes, 0, bytes - from_bytes);
         m->counts[COUNT_CPASYNC_BYTES] += from_bytes;
     }
+    w->cpasync_lanes |= on;
     return NEXT;
 }
-OP(cpasync_commit) { (void)m; (void)a; (void)on; w->cpasync.committed++; return NEXT; }
+/* Groups are a thread's own: a commit or a wait without all lanes that copied says nothing. */
+OP(cpasync_commit) {
+    (void)m, (void)a;
+    if (!(w->cpasync_lanes & ~on)) w->cpasync.committed++;
+    return NEXT;
+}
 OP(cpasync_wait) {               /* all but the last a[0] groups */
-    (void)m, (void)on;
+    (void)m;
+    if (w->cpasync_lanes & ~on) return NEXT;
     uint32_t upto = w->cpasync.committed > (uint32_t)a[0] ? w->cpasync.committed - (uint32_t)a[0] : 0, *done = &w->clock.done[agent(w, AGENT_CPASYNC)];
     if (upto > *done) *done = upto;
     return NEXT;
 }
 OP(cpasync_wait_all) {
-    (void)m, (void)a, (void)on;
+    (void)m, (void)a;
+    if (w->cpasync_lanes & ~on) return NEXT;
     w->clock.done[agent(w, AGENT_CPASYNC)] = ++w->cpasync.committed;
     return NEXT;
 }

@@ -138,6 +138,7 @@ static uint64_t turn(Machine *m, Warp *w, uint64_t quantum) {
         status_t s = NEXT;
         if (on) {
             if (w->busy_registers && m->strict) check_registers(m, w, i);
+            w->on = on;
             s = i->execute(m, w, i->args, on);
         }
         if (s == BLOCK) {
@@ -198,7 +199,9 @@ static void start_cta(Machine *m, Cta *c, uint32_t rank, const uint32_t origin[3
         w->local = malloc((size_t)m->local_bytes * WARP + 1);
         w->constants = c->constants ? c->constants : m->constants;
         w->clock = clock_new(m);
+        w->base = clock_new(m);
         w->clock.done[agent(w, AGENT_WARP)] = 1;
+        if (m->sm100) w->tcgen_after = calloc(m->agents, sizeof(uint32_t));
         w->busy = calloc((size_t)m->n_registers + 1, sizeof(uint32_t));
         w->stamp = calloc((size_t)m->n_registers + 1, sizeof(uint32_t));
     }
@@ -207,7 +210,7 @@ static void start_cta(Machine *m, Cta *c, uint32_t rank, const uint32_t origin[3
 static void end_cta(Cta *c) {
     for (int i = 0; i < c->n_warps; i++) {
         Warp *w = &c->warps[i];
-        free(w->registers), free(w->local), free(w->busy), free(w->stamp), clock_free(w->clock);
+        free(w->registers), free(w->local), free(w->busy), free(w->stamp), free(w->tcgen_after), clock_free(w->clock), clock_free(w->base);
     }
     for (int i = 0; i < 16; i++) clock_free(c->named[i].arriving), clock_free(c->named[i].completed);
     for (int i = 0; i < c->n_mbarriers; i++) clock_free(c->mbarriers[i].arriving), clock_free(c->mbarriers[i].completed);
@@ -269,6 +272,8 @@ int run(Machine *m) {
     uint32_t size = m->cluster[0] * m->cluster[1] * m->cluster[2], origin[3];
     m->n_ctas = (int)size;
     m->agents = size * AGENTS;
+    m->clock_words = m->agents * (m->sm100 ? 4 : 3);
+    history_start();
     m->ctas = calloc(size, sizeof(Cta));
     m->random = m->seed * 2 + 0x9e3779b97f4a7c15ull;
     for (origin[2] = 0; origin[2] < m->grid[2]; origin[2] += m->cluster[2])

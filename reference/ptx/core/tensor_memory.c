@@ -53,9 +53,7 @@ OP(tmem_dealloc) {               /* address, columns, CTAs */
     if ((first && c->tmem_owner[first - 1] == owner) || (first + columns / 32 < TMEM_COLUMNS / 32 && c->tmem_owner[first + columns / 32] == owner))
         fault(m, "tensor memory", on, "tcgen05.dealloc of %u columns: the allocation has more", columns);
     /* nobody may still be using it */
-    if (m->strict)
-        for (int lane = 0; lane < TMEM_LANES; lane++)
-            touch(m, w, c->tmem_history + lane * TMEM_COLUMNS + first * 32, columns, own_access(w, WRITE), "tensor memory", (uint32_t)lane << 16 | first * 32, 1);
+    for (uint32_t lane = 0; lane < TMEM_LANES; lane++) touch_tmem(m, w, c, lane, first * 32, columns, own_access(w, WRITE));
     hold(m, c, (int)first, (int)columns / 32, 0);
     m->progress++;
     return NEXT;
@@ -77,7 +75,7 @@ static uint32_t *tmem_at(Machine *m, Warp *w, Cta *c, uint32_t lane, uint32_t co
     if (lane >= TMEM_LANES || column + columns > TMEM_COLUMNS) fault(m, "out of bounds", 0, "tensor memory lane %u, columns %u to %u", lane, column, column + columns);
     for (uint32_t i = column / 32; i <= (column + columns - 1) / 32; i++)
         if (!c->tmem_owner[i]) fault(m, "tensor memory", 0, "uses columns %u to %u, which are not allocated (freed already?)", column, column + columns);
-    if (m->strict) touch(m, w, c->tmem_history + lane * TMEM_COLUMNS + column, columns, access, "tensor memory", lane << 16 | column, 1);
+    touch_tmem(m, w, c, lane, column, columns, access);
     return c->tmem + lane * TMEM_COLUMNS + column;
 }
 
@@ -146,6 +144,20 @@ OP(tmem_wait) {                  /* 0: loads, 1: stores */
     w->tmem_open &= ~1;
     for (int i = 0; i < m->n_registers && w->busy_registers; i++)
         if (w->busy[i] >> 31) w->busy[i] = 0, w->busy_registers--;
+    return NEXT;
+}
+
+/* ---- order between threads ---- */
+static void cover(Warp *w) {     /* what this thread did, and what others did that it may itself rely on */
+    uint32_t *covered = w->clock.covered;
+    for (uint32_t i = 0; i < w->cta->m->agents; i++) if (covered[i] < w->tcgen_after[i]) covered[i] = w->tcgen_after[i];
+    for (int k = AGENT_TMEM_LD; k <= AGENT_TMEM_ST; k += MAX_WARPS) covered[agent(w, k)] = w->clock.done[agent(w, k)];
+}
+
+OP(tcgen_fence) {                /* a[0]: after_thread_sync, else before */
+    (void)on;
+    if (!a[0]) cover(w);
+    else for (uint32_t i = 0; i < m->agents; i++) if (w->tcgen_after[i] < w->clock.covered[i]) w->tcgen_after[i] = w->clock.covered[i];
     return NEXT;
 }
 
@@ -254,16 +266,17 @@ OP(tcgen_cp) {                   /* address (3), descriptor, shape (0: 128x256b,
 OP(tcgen_commit) {
     int l = first_lane(on);
     uint32_t at = (uint32_t)effective_address(w, a, l), mask = a[3] == -1 ? 1u << (at >> 24) : ((const uint16_t *)operand(w, a[3]))[l];
-    uint32_t unit = agent(w, AGENT_TCGEN), before = w->clock.done[unit];
+    uint32_t unit = agent(w, AGENT_TCGEN), before = w->clock.done[unit], covered = w->clock.covered[unit];
+    cover(w);
     if (on & (on - 1)) fault(m, "tcgen05", on, "tcgen05.commit issued by %d threads of a warp", __builtin_popcount(on));
     for (uint32_t r = 0; r < 16; r++) if (mask >> r & 1) {
         Cta *c;
         if (r >= (uint32_t)m->n_ctas) fault(m, "out of bounds", on, "tcgen05.commit to CTA rank %u of a cluster of %d", r, m->n_ctas);
         Mbarrier *b = mbarrier_at(m, w, shared_offset(at) | r << 24, &c);
         mbarrier_for_async(m, b, c);
-        w->clock.done[unit] = w->tcgen_ops;
+        w->clock.done[unit] = w->clock.covered[unit] = w->tcgen_ops;
         clock_join(m, b->arriving, w->clock);
-        w->clock.done[unit] = before;                   /* the issuing thread itself has not waited */
+        w->clock.done[unit] = before, w->clock.covered[unit] = covered;   /* the issuing thread itself has not waited */
         mbarrier_arrive(m, b, c, 1);
     }
     w->clock.done[agent(w, AGENT_WARP)]++;

@@ -47,7 +47,7 @@ static TensorMap tensor_map(Machine *m, Warp *w, const int32_t *a, int lane) {
         return decode(m, m->param + offset);
     }
     if (window) fault(m, "tensor map", 1u << lane, "a tensor map outside of parameters and global memory");
-    return decode(m, global_at(m, address, 128, READ));
+    return decode(m, global_at(m, w, address, 128, own_access(w, READ), lane));
 }
 
 static float round_tf32(float x) {                   /* to nearest even at 10 bits of mantissa */
@@ -62,6 +62,14 @@ static float round_tf32(float x) {                   /* to nearest even at 10 bi
 /* ---- one box ---- */
 typedef struct { Cta *cta; Mbarrier *barrier; Cta *barrier_cta; } Target;
 
+static Access target_access(Warp *w, const Target *t, access_kind_t kind) {
+    return async_access(w, mbarrier_agent(t->barrier, t->barrier_cta), t->barrier->phase + 1, kind);
+}
+
+static Access bulk_write(Warp *w, int reduction) {
+    return async_access(w, agent(w, AGENT_BULK_WRITE), w->bulk.committed + 1, reduction < 0 ? WRITE : ATOMIC);
+}
+
 static void check_box(Machine *m, const TensorMap *t, uint32_t offset, int lane) {
     uint32_t inner = t->box[0] * (uint32_t)t->element;
     if (offset % 128) fault(m, "misaligned", 1u << lane, "a tensor copy at shared address %u, not a multiple of 128", offset);
@@ -75,6 +83,7 @@ static void load_box(Machine *m, Warp *w, const TensorMap *t, const int32_t *at,
     if (offset < SHARED_BASE || offset + rows * inner > end)
         fault(m, "out of bounds", 0, "a box of %u bytes at shared address %u; the CTA has %u to %u", rows * inner, offset, SHARED_BASE, end);
     uint8_t row[256 * 16];
+    Access read = target_access(w, targets, READ);
     for (uint32_t r = 0; r < rows; r++) {
         uint32_t rest = r;
         uint64_t address = t->base;
@@ -91,7 +100,7 @@ static void load_box(Machine *m, Warp *w, const TensorMap *t, const int32_t *at,
         if (last > t->size[0]) last = t->size[0];
         if (inside && first < last) {
             uint32_t bytes = (uint32_t)(last - first) * (uint32_t)t->element;
-            memcpy(row + (first - at[0]) * t->element, global_at(m, address + (uint64_t)first * (uint64_t)t->element, bytes, READ), bytes);
+            memcpy(row + (first - at[0]) * t->element, global_at(m, w, address + (uint64_t)first * (uint64_t)t->element, bytes, read, -1), bytes);
             m->counts[COUNT_TMA_LOAD_BYTES] += bytes;
         }
         if (t->tf32) for (uint32_t i = 0; i < t->box[0]; i++) ((float *)row)[i] = round_tf32(((float *)row)[i]);
@@ -104,8 +113,7 @@ static void load_box(Machine *m, Warp *w, const TensorMap *t, const int32_t *at,
     }
     for (int k = 0; k < n_targets; k++) {
         memset(targets[k].cta->tile_swizzle + offset / 16, t->swizzle_bits + 1, rows * inner / 16);
-        touch_shared(m, w, targets[k].cta, offset, rows * inner,
-                     async_access(w, mbarrier_agent(targets[k].barrier, targets[k].barrier_cta), targets[k].barrier->phase + 1, WRITE));
+        touch_shared(m, w, targets[k].cta, offset, rows * inner, target_access(w, &targets[k], WRITE));
     }
 }
 
@@ -146,7 +154,7 @@ static void store_box(Machine *m, Warp *w, const TensorMap *t, const int32_t *at
         if (!inside || first >= last) continue;
         for (uint32_t i = 0; i < inner; i += 16) memcpy(row + i, cta->shared + swizzle(offset + r * inner + i, (uint32_t)t->swizzle_bits), 16);
         uint32_t bytes = (uint32_t)(last - first) * (uint32_t)t->element;
-        uint8_t *to = global_at(m, address + (uint64_t)first * (uint64_t)t->element, bytes, op < 0 ? WRITE : ATOMIC);
+        uint8_t *to = global_at(m, w, address + (uint64_t)first * (uint64_t)t->element, bytes, bulk_write(w, op), -1);
         combine(m, t, op, to, row + (first - at[0]) * t->element, bytes);
         m->counts[COUNT_TMA_STORE_BYTES] += bytes;
     }
@@ -205,6 +213,7 @@ OP(tma_store) {
         m->counts[COUNT_TMA_OPERATIONS]++;
     }
     w->bulk.open = 1;
+    w->bulk_lanes |= on;
     m->progress++;
     return NEXT;
 }
@@ -222,17 +231,16 @@ OP(bulk_load) {
         if (!bytes) continue;
         if (a[11]) {
             p = shared_at(m, w, (uint32_t)from, bytes, &owner);
-            touch_shared(m, w, owner, shared_offset((uint32_t)from), bytes,
-                         async_access(w, mbarrier_agent(targets[0].barrier, targets[0].barrier_cta), targets[0].barrier->phase + 1, READ));
+            touch_shared(m, w, owner, shared_offset((uint32_t)from), bytes, target_access(w, targets, READ));
         } else {
-            p = global_at(m, from, bytes, READ);
+            p = global_at(m, w, from, bytes, target_access(w, targets, READ), -1);
             m->counts[COUNT_TMA_LOAD_BYTES] += bytes;
         }
         for (int k = 0; k < n; k++) {
             Target *t = &targets[k];
             shared_at(m, w, shared_offset(to) | t->cta->rank << 24, bytes, &owner);
             memcpy(t->cta->shared + shared_offset(to), p, bytes);
-            touch_shared(m, w, t->cta, shared_offset(to), bytes, async_access(w, mbarrier_agent(t->barrier, t->barrier_cta), t->barrier->phase + 1, WRITE));
+            touch_shared(m, w, t->cta, shared_offset(to), bytes, target_access(w, t, WRITE));
             clock_join(m, t->barrier->arriving, w->clock);
             mbarrier_transaction(m, t->barrier, t->barrier_cta, -(int64_t)bytes);
         }
@@ -255,19 +263,30 @@ OP(bulk_store) {
         touch_lane(m, w, owner, shared_offset(from), bytes, l, READ);
         if (a[7] >= 0 && a[8] != 4) fault(m, "not implemented", 1u << l, "a reducing bulk copy of this type");
         TensorMap t = {.element = 4};
-        combine(m, &t, a[7], global_at(m, to, bytes, a[7] < 0 ? WRITE : ATOMIC), p, bytes);
+        combine(m, &t, a[7], global_at(m, w, to, bytes, bulk_write(w, a[7]), -1), p, bytes);
         m->counts[COUNT_TMA_STORE_BYTES] += bytes;
         m->counts[COUNT_TMA_OPERATIONS]++;
     }
     w->bulk.open = 1;
+    w->bulk_lanes |= on;
     m->progress++;
     return NEXT;
 }
 
-OP(bulk_commit) { (void)m, (void)a, (void)on; w->bulk.committed++; w->bulk.open = 0; return NEXT; }
-OP(bulk_wait) {                  /* all but the last a[0] groups have read their sources (and, without .read, written their destinations) */
-    (void)m, (void)on;
-    uint32_t upto = w->bulk.committed > (uint32_t)a[0] ? w->bulk.committed - (uint32_t)a[0] : 0, *done = &w->clock.done[agent(w, AGENT_BULK)];
-    if (upto > *done) *done = upto;
+/* Groups are a thread's own: a commit or a wait without all lanes that copied says nothing. */
+OP(bulk_commit) {
+    (void)m, (void)a;
+    if (w->bulk_lanes & ~on) return NEXT;
+    w->bulk.committed++;
+    w->bulk.open = 0;
+    return NEXT;
+}
+OP(bulk_wait) {                  /* all but the last a[0] groups have read their sources and, unless a[1], written their destinations */
+    (void)m;
+    if (w->bulk_lanes & ~on) return NEXT;
+    uint32_t upto = w->bulk.committed > (uint32_t)a[0] ? w->bulk.committed - (uint32_t)a[0] : 0;
+    uint32_t *read = &w->clock.done[agent(w, AGENT_BULK)], *written = &w->clock.done[agent(w, AGENT_BULK_WRITE)];
+    if (upto > *read) *read = upto;
+    if (!a[1] && upto > *written) *written = upto;
     return NEXT;
 }
