@@ -295,7 +295,7 @@ def on_device(folder: pathlib.Path) -> None:
     for variant, (kind, n, ptx) in VARIANTS.items():
         _, arrays = arguments(kind, n)
         tensors = [torch.from_numpy(x.view(np.int32)).cuda() for x in arrays]
-        device.launch(ptx, tensors, grid=len(arrays[0]), block=128)
+        device.Kernel(ptx)(*tensors, grid=len(arrays[0]), block=128)
         out[variant] = _from_threads(tensors[3].cpu().numpy().view(np.uint32), n)
         out[f"{variant} inputs"] = np.array(checksum(arrays))
         print("ran", variant, out[variant].shape)

@@ -2,6 +2,7 @@
 
     python -m tests.ptx.approximations device FOLDER     on a machine with an H200: writes FOLDER/approximations.npz
     python -m tests.ptx.approximations judge FOLDER      anywhere: the GPU's distances, and the machine's from the GPU
+    python -m tests.ptx.approximations keep FOLDER       stores the recording, for the tests
 
 The distance is counted in floats (ulp). `device` counts it over every STRIDE-th of all floats, and keeps a sample.
 """
@@ -10,22 +11,16 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+import shutil
 from collections.abc import Callable
 
 import numpy as np
 
+from .recorded import FUNCTIONS, Answers, rounded
+
 RECORDING = "approximations.npz"
+KEPT = pathlib.Path(__file__).with_name("h200_approximations.npz")
 STRIDE, SAMPLES, FARTHEST = 5, 4096, 64
-FUNCTIONS: dict[str, Callable] = {
-    "ex2": np.exp2,
-    "lg2": np.log2,
-    "rcp": np.reciprocal,
-    "rsqrt": lambda x: 1 / np.sqrt(x),
-    "sqrt": np.sqrt,
-    "sin": np.sin,
-    "cos": np.cos,
-    "tanh": np.tanh,
-}
 VARIANTS = [f"{name}.approx{ftz}.f32" for name in FUNCTIONS for ftz in ("", ".ftz") if not (name == "tanh" and ftz)]
 
 
@@ -72,11 +67,9 @@ def ordered(x: np.ndarray) -> np.ndarray:
     return np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
 
 
-def rounded(variant: str, x: np.ndarray) -> np.ndarray:
-    """The exact function of x, to nearest fp32; subnormals are zeros with .ftz."""
-    flush = lambda v: np.where(abs(v) < 2.0**-126, v * 0, v) if ".ftz" in variant else v  # noqa: E731
-    with np.errstate(all="ignore"):
-        return flush(FUNCTIONS[variant.split(".")[0]](flush(x.astype(np.float64)))).astype(np.float32)
+def unordered(order: np.ndarray) -> np.ndarray:
+    bits = np.where(order < 0, 0x80000000 - order, order)
+    return bits.astype(np.uint32).view(np.float32)
 
 
 def on_machine(variant: str, x: np.ndarray, **options) -> np.ndarray:
@@ -85,6 +78,36 @@ def on_machine(variant: str, x: np.ndarray, **options) -> np.ndarray:
     out = np.zeros_like(x)
     launch(ptx(variant), [x, out], grid=(len(x) // 256, 1, 1), block=(256, 1, 1), **options).check()
     return out
+
+
+class GpuFunctions:
+    """The GPU's own approximate functions, for the machine's option `functions`; remembers what it answered."""
+
+    def __init__(self):
+        self.kernels: dict[str, Callable] = {}
+        self.asked: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+
+    def __call__(self, variant: str, x: np.ndarray) -> np.ndarray:
+        import torch
+
+        from . import device
+
+        if variant not in self.kernels:
+            self.kernels[variant] = device.Kernel(ptx(variant))
+            self.memory = [torch.zeros(256, pin_memory=True) for _ in range(2)]
+        given, result = (t.numpy() for t in self.memory)
+        given[: len(x)] = x
+        self.kernels[variant](*self.memory, grid=1, block=256)
+        self.asked.setdefault(variant, []).append((x.copy(), result[: len(x)].copy()))
+        return result[: len(x)].copy()
+
+    def answers(self) -> Answers:
+        known = {}
+        for variant, pairs in self.asked.items():
+            x, y = (np.concatenate(a).view(np.uint32) for a in zip(*pairs, strict=True))
+            x, first = np.unique(x, return_index=True)
+            known[variant] = x.view(np.float32), y[first].view(np.float32)
+        return Answers(known)
 
 
 def on_device(folder: pathlib.Path) -> None:
@@ -97,9 +120,10 @@ def on_device(folder: pathlib.Path) -> None:
     exact = {"rcp": "reciprocal", "ex2": "exp2", "lg2": "log2"}
     for variant in VARIANTS:
         name = variant.split(".")[0]
+        kernel = device.Kernel(ptx(variant))
         x = torch.from_numpy(samples()).cuda()
         y = torch.empty_like(x)
-        device.launch(ptx(variant), [x, y], grid=SAMPLES // 256, block=256)
+        kernel(x, y, grid=SAMPLES // 256, block=256)
         distance = ordered(y.cpu().numpy()) - ordered(rounded(variant, samples()))
         out[variant] = distance.astype(np.int32)
         # Every STRIDE-th float, normal numbers with normal results: how many are how far off.
@@ -110,7 +134,7 @@ def on_device(folder: pathlib.Path) -> None:
         for first in range(0, 2**32 // STRIDE // chunk):
             bits = (torch.arange(chunk, device="cuda") + first * chunk) * STRIDE
             x = bits.int().view(torch.float32)
-            device.launch(ptx(variant), [x, y], grid=chunk // 256, block=256)
+            kernel(x, y, grid=chunk // 256, block=256)
             truth = getattr(torch, exact.get(name, name))(x.double())
             want = truth.float()
             regular = want.isfinite() & (want.abs() >= tiny) & (x.abs() >= tiny) & x.isfinite()
@@ -154,12 +178,19 @@ def judge(folder: pathlib.Path) -> None:
             )
 
 
+def keep(folder: pathlib.Path) -> None:
+    shutil.copyfile(folder / RECORDING, KEPT)
+
+
+COMMANDS = {"device": on_device, "judge": judge, "keep": keep}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("device", "judge"))
+    parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("folder", type=pathlib.Path)
     options = parser.parse_args()
-    (on_device if options.command == "device" else judge)(options.folder)
+    COMMANDS[options.command](options.folder)
 
 
 if __name__ == "__main__":

@@ -7,17 +7,24 @@ import ctypes
 import torch
 
 
-def launch(ptx: str, tensors: list[torch.Tensor], *, grid: int, block: int) -> None:
-    """Runs the module's kernel `k` with one pointer parameter a tensor, and waits. RuntimeError on failure."""
-    cuda = ctypes.CDLL("libcuda.so.1")
-    module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    pointers = [ctypes.c_void_p(t.data_ptr()) for t in tensors]
-    parameters = (ctypes.c_void_p * len(pointers))(*[ctypes.addressof(p) for p in pointers])
-    torch.cuda.synchronize()
-    codes = [cuda.cuModuleLoadData(ctypes.byref(module), ptx.encode())]
-    codes.append(cuda.cuModuleGetFunction(ctypes.byref(function), module, b"k"))
-    codes.append(cuda.cuLaunchKernel(function, grid, 1, 1, block, 1, 1, 0, None, parameters, None))
-    codes.append(cuda.cuCtxSynchronize())
-    codes.append(cuda.cuModuleUnload(module))
-    if any(codes):
-        raise RuntimeError(f"the driver's codes were {codes}")
+class Kernel:
+    """The module's kernel `k`, which takes one pointer a tensor. RuntimeError where the driver refuses."""
+
+    def __init__(self, ptx: str):
+        torch.cuda.synchronize()
+        self.cuda = ctypes.CDLL("libcuda.so.1")
+        module, self.function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._check(self.cuda.cuModuleLoadData(ctypes.byref(module), ptx.encode()))
+        self._check(self.cuda.cuModuleGetFunction(ctypes.byref(self.function), module, b"k"))
+
+    def __call__(self, *tensors: torch.Tensor, grid: int, block: int) -> None:
+        """Runs it and waits."""
+        pointers = [ctypes.c_void_p(t.data_ptr()) for t in tensors]
+        parameters = (ctypes.c_void_p * len(pointers))(*[ctypes.addressof(p) for p in pointers])
+        torch.cuda.synchronize()
+        self._check(self.cuda.cuLaunchKernel(self.function, grid, 1, 1, block, 1, 1, 0, None, parameters, None))
+        self._check(self.cuda.cuCtxSynchronize())
+
+    def _check(self, code: int) -> None:
+        if code:
+            raise RuntimeError(f"the driver's code was {code}")

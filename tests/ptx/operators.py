@@ -2,8 +2,10 @@
 
     python -m tests.ptx.operators device FOLDER [CASE ...]    on a machine with an H200: runs both, compares, writes
     python -m tests.ptx.operators judge FOLDER [CASE ...]     anywhere with the same kernels: runs the machine, compares
+    python -m tests.ptx.operators keep FOLDER                 stores what recorded.py replays, for the tests
 
 Launch by launch: the machine's next launch starts from what the GPU's last one left, so that each stage stands alone.
+Once with the machine's own approximate functions, and once with the GPU's: then every bit must be the same.
 FOLDER/CASE.npz holds the kernels' PTX, checksums of the GPU's memory, and how it differs from the machine's.
 """
 
@@ -12,11 +14,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import lzma
 import pathlib
 import re
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -28,73 +30,86 @@ from cute_kernels.runtime import backend, cache
 from reference import hyena_inputs, inputs
 from reference.ptx.machine import ptx_machine
 
+from . import recorded
+from .approximations import GpuFunctions
+from .recorded import Answers, crc, memories
+
 ARCH = "sm_90a"
 
 
-# ---- cases: name to (device) -> call ----
-def _segsum(device: str, **shape) -> Callable[[], object]:
-    given = inputs.official(3, device, **shape)
-    return lambda: cute_kernels.mamba_segsum(*given)
+# ---- cases ----
+@dataclass
+class Case:
+    """`call` runs an operator on the tensors that `inputs` makes, wherever they lie."""
+
+    inputs: Callable[[], dict[str, torch.Tensor]]
+    call: Callable[[dict[str, torch.Tensor]], object]
+    kept: bool = False  # small enough for the tests
+
+    def __call__(self, device: str) -> None:
+        self.call({name: x.to(device) for name, x in self.inputs().items()})
 
 
-def _stress(batch: int, length: int, device: str, **dims) -> tuple[torch.Tensor, cute_kernels.HyenaBlockParams]:
-    arrays = hyena_inputs.stress(batch, length, **dims)
-    w = {name: torch.from_numpy(value).to(device) for name, value in arrays.items()}
-    return w.pop("hidden_states"), cute_kernels.HyenaBlockParams(**w)
+def _segsum(kept: bool = False, **shape) -> Case:
+    def made():
+        return {n: x for n, x in inputs.official(3, **shape)._asdict().items() if isinstance(x, torch.Tensor)}
+
+    layout = shape.get("g_layout", "per_head")
+    return Case(made, lambda t: cute_kernels.mamba_segsum(**t, g_layout=layout), kept)
 
 
-def _filter(device: str, length: int, layout: str, **dims) -> Callable[[], object]:
-    params = _stress(1, 1, device, **dims)[1]
-    return lambda: cute_kernels.hyena_filter(params, length, filter_layout=layout)
+def _stress(batch: int, length: int, **dims) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(x) for name, x in hyena_inputs.stress(batch, length, **dims).items()}
 
 
-def _conv(device: str, channels: int, length: int, batch: int = 1) -> Callable[[], object]:
-    rng = np.random.RandomState(5)
-    u, k = (rng.standard_normal(n).astype(np.float32) for n in ((batch, channels, length), (channels, length)))
-    u, k = torch.from_numpy(u).to(device), torch.from_numpy(k).to(device)
-    return lambda: cute_kernels.causal_long_conv(u, k, precision="highest")
+def _split(t: dict[str, torch.Tensor]) -> tuple[torch.Tensor, cute_kernels.HyenaBlockParams]:
+    weights = dict(t)
+    return weights.pop("hidden_states"), cute_kernels.HyenaBlockParams(**weights)
 
 
-def _block(device: str, batch: int, length: int, precision: str, **dims) -> Callable[[], object]:
-    x, params = _stress(batch, length, device, **dims)
-    return lambda: cute_kernels.hyena_block(x, params, precision=precision)
+def _filter(length: int, layout: str, kept: bool = False, **dims) -> Case:
+    made = functools.partial(_stress, 1, 1, **dims)
+    return Case(made, lambda t: cute_kernels.hyena_filter(_split(t)[1], length, filter_layout=layout), kept)
+
+
+def _conv(channels: int, length: int, batch: int = 1, kept: bool = True) -> Case:
+    def made():
+        rng = np.random.RandomState(5)
+        u, k = (rng.standard_normal(s).astype(np.float32) for s in ((batch, channels, length), (channels, length)))
+        return {"u": torch.from_numpy(u), "k": torch.from_numpy(k)}
+
+    return Case(made, lambda t: cute_kernels.causal_long_conv(**t, precision="highest"), kept)
+
+
+def _block(batch: int, length: int, precision: str, kept: bool = False, **dims) -> Case:
+    made = functools.partial(_stress, batch, length, **dims)
+    return Case(made, lambda t: cute_kernels.hyena_block(*_split(t), precision=precision), kept)
 
 
 SMALL = {"width": 128, "inner": 256}
-CASES: dict[str, Callable[[str], Callable[[], object]]] = {
-    "segsum-per_head": functools.partial(_segsum, chunk_size=64, heads=8, d_state=64),
-    "segsum-per_group": functools.partial(_segsum, chunk_size=64, heads=8, groups=2, d_state=64, g_layout="per_group"),
-    "segsum-two_chunks": functools.partial(_segsum, chunks=2, chunk_size=128, heads=4, d_state=128),
-    "segsum-fp16": functools.partial(
-        *(_segsum,), chunk_size=64, heads=4, d_state=32, dtype=torch.float16, bias_dtype=torch.float32
-    ),
-    "segsum-many_heads": functools.partial(_segsum, chunk_size=64, heads=96, d_state=64),
-    "segsum-official": _segsum,
-    "filter-reshape": functools.partial(_filter, length=131, layout="reshape"),
-    "filter-transpose": functools.partial(_filter, length=70, layout="transpose", **SMALL),
-    "conv-131": functools.partial(_conv, channels=4, length=131, batch=2),
-    "conv-997": functools.partial(_conv, channels=2, length=997),
-    "conv-4099": functools.partial(_conv, channels=1, length=4099),
-    "conv-16384": functools.partial(_conv, channels=1, length=16384),
+TWO_GROUPS = {"chunk_size": 64, "heads": 4, "groups": 2, "d_state": 64, "g_layout": "per_group"}
+HALVES = {"dtype": torch.float16, "bias_dtype": torch.float32}
+CASES: dict[str, Case] = {
+    "segsum-per_head": _segsum(chunk_size=64, heads=4, d_state=64, kept=True),
+    "segsum-per_group": _segsum(**TWO_GROUPS, kept=True),
+    "segsum-two_chunks": _segsum(chunks=2, chunk_size=128, heads=4, d_state=128),
+    "segsum-fp16": _segsum(chunk_size=64, heads=4, d_state=32, **HALVES, kept=True),
+    "segsum-many_heads": _segsum(chunk_size=64, heads=96, d_state=64),
+    "segsum-official": _segsum(),
+    "filter-reshape": _filter(131, "reshape"),
+    "filter-transpose": _filter(70, "transpose", kept=True, **SMALL),
+    "conv-131": _conv(4, 131, batch=2),
+    "conv-997": _conv(2, 997),
+    "conv-4099": _conv(1, 4099),
+    "conv-16384": _conv(1, 16384),
 }
 for _precision in ("highest", "high", "medium"):
-    for _batch, _length in ((1, 131), (2, 67)):
-        CASES[f"block-{_batch}x{_length}-{_precision}"] = functools.partial(
-            *(_block,), batch=_batch, length=_length, precision=_precision
-        )
-    CASES[f"small-{_precision}"] = functools.partial(_block, batch=2, length=35, precision=_precision, **SMALL)
+    for _shape in ((1, 131), (2, 67)):
+        CASES["block-{}x{}-{}".format(*_shape, _precision)] = _block(*_shape, _precision)
+    CASES[f"small-{_precision}"] = _block(2, 17, _precision, kept=True, **SMALL)
 
 
 # ---- memory ----
-def memories(args: tuple) -> list[tuple[torch.UntypedStorage, torch.dtype]]:
-    """The distinct memories of a launch's tensors, each with the type of its first tensor."""
-    found = {}
-    for a in args:
-        if isinstance(a, torch.Tensor) and a.numel():
-            found.setdefault(a.untyped_storage().data_ptr(), (a.untyped_storage(), a.dtype))
-    return list(found.values())
-
-
 def content(storage: torch.UntypedStorage) -> np.ndarray:
     raw = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
     return raw.cpu().numpy().copy()
@@ -139,7 +154,7 @@ def poisoned_empty() -> Iterator[None]:
             setattr(torch, name, original)
 
 
-# ---- recording ----
+# ---- running ----
 @dataclass
 class Launched:
     """One kernel's memories before and after, in the order of its arguments."""
@@ -172,50 +187,14 @@ class Recorder(backend.Backend):
         return call
 
 
-def built_ptx(kernel) -> str:
-    return plain(cache.get(kernel, ARCH).ptx.read_text())
-
-
-def plain(ptx: str) -> str:
-    """Without comments and blank lines."""
-    return re.sub(r"\n\s*\n+", "\n", re.sub(r"//[^\n]*", "", ptx))
-
-
 def record(case: str) -> list[Launched]:
     with poisoned_empty(), backend.use(Recorder()) as recorder:
-        CASES[case]("cuda")()
+        CASES[case]("cuda")
     return recorder.launches
 
 
-# ---- comparing ----
-def ordered(x: np.ndarray) -> np.ndarray:
-    """Bits of floats as integers in the floats' order; NaN's bits count as they are."""
-    bits = x.astype(np.int64)
-    sign = 1 << (8 * x.itemsize - 1)
-    bits &= 2 * sign - 1
-    return np.where(bits & sign, -(bits & (sign - 1)), bits)
-
-
-def difference(gpu: np.ndarray, machine: np.ndarray, dtype: torch.dtype) -> str:
-    """How the machine's bytes differ from the GPU's, as numbers of this type."""
-    size = dtype.itemsize
-    bits = {2: np.int16, 4: np.int32}[size]
-    a, b = gpu.view(bits), machine.view(bits)
-    off = abs(ordered(a) - ordered(b))
-    values = [torch.from_numpy(v.copy()).view(dtype).double().nan_to_num(0, 0, 0).numpy() for v in (a, b)]
-    n = np.count_nonzero(off)
-    ranges = [np.count_nonzero((off > low) & (off <= high)) for low, high in ((0, 1), (1, 4), (4, 64), (64, 2**40))]
-    touched = off != 0
-    scale = abs(values[0][touched]).max()
-    worst = abs(values[0] - values[1]).max()
-    shares = ", ".join(
-        f"{k} {name}" for k, name in zip(ranges, ("by 1 ulp", "to 4", "to 64", "more"), strict=True) if k
-    )
-    return f"{n} of {len(off)} differ ({shares}), at most {worst:.2e} where the largest is {scale:.2e}"
-
-
 class Replay(backend.Backend):
-    """The machine: after each launch its memory is compared with the GPU's, and becomes the GPU's."""
+    """The machine: `on_launch(number, kernel, args, before, after, types)` says what each launch leaves behind."""
 
     def __init__(self, machine, on_launch: Callable):
         super().__init__()
@@ -231,7 +210,7 @@ class Replay(backend.Backend):
             before = [content(s) for s, _ in found]
             run(*args)
             after = [content(s) for s, _ in found]
-            gpu = self.on_launch(self.number, kernel, before, after, [t for _, t in found])
+            gpu = self.on_launch(self.number, kernel, args, before, after, [t for _, t in found])
             for (storage, _), data in zip(found, gpu, strict=True):
                 torch.empty(0, dtype=torch.uint8).set_(storage).copy_(torch.from_numpy(data))
             self.number += 1
@@ -239,42 +218,68 @@ class Replay(backend.Backend):
         return call
 
 
-def replay(case: str, on_launch: Callable) -> list[str]:
-    """Runs the case on the machine; returns the findings."""
-    with ptx_machine(ARCH, check=False) as machine, backend.use(Replay(machine, on_launch)):
-        CASES[case]("cpu")()
-    return [str(f) for report in machine.reports for f in report.findings]
+def replay(case: str, on_launch: Callable, functions=None) -> None:
+    """Runs the case on the machine."""
+    with ptx_machine(ARCH, check=False, functions=functions) as machine, backend.use(Replay(machine, on_launch)):
+        CASES[case]("cpu")
+    for text in (str(f) for report in machine.reports for f in report.findings):
+        print(f"{case} FINDING {text}")
 
 
-def crc(x: np.ndarray) -> int:
-    return zlib.crc32(x.tobytes())
+def built_ptx(kernel) -> str:
+    """Without comments and blank lines."""
+    return re.sub(r"\n\s*\n+", "\n", re.sub(r"//[^\n]*", "", cache.get(kernel, ARCH).ptx.read_text()))
 
 
-def report(case: str, number: int, kernel, changed, gpu, machine, types) -> None:
+# ---- comparing ----
+def ordered(bits: np.ndarray) -> np.ndarray:
+    """Bits of floats as integers in the floats' order; NaN's bits count as they are."""
+    sign = 1 << (8 * bits.itemsize - 1)
+    bits = bits.astype(np.int64) & (2 * sign - 1)
+    return np.where(bits & sign, -(bits & (sign - 1)), bits)
+
+
+def difference(gpu: np.ndarray, machine: np.ndarray, dtype: torch.dtype) -> str:
+    """How the machine's bytes differ from the GPU's, as numbers of this type."""
+    bits = {2: np.int16, 4: np.int32}[dtype.itemsize]
+    a, b = gpu.view(bits), machine.view(bits)
+    off = abs(ordered(a) - ordered(b))
+    touched = off != 0
+    values = [torch.from_numpy(v[touched]).view(dtype).double().numpy() for v in (a, b)]
+    ranges = [np.count_nonzero((off > low) & (off <= high)) for low, high in ((0, 1), (1, 4), (4, 64), (64, 2**40))]
+    names = ("by 1 ulp", "to 4", "to 64", "more")
+    shares = ", ".join(f"{k} {name}" for k, name in zip(ranges, names, strict=True) if k)
+    worst, scale = np.nanmax(abs(values[0] - values[1])), np.nanmax(abs(values[0]))
+    return f"{touched.sum()} of {len(off)} differ ({shares}), at most {worst:.2e} where the largest is {scale:.2e}"
+
+
+def report(title: str, kernel, changed: list[int], gpu: list, machine: list, types: list) -> None:
     lines = []
     for i in changed:
         equal = np.array_equal(gpu[i], machine[i])
         what = f"all {len(gpu[i])} bytes equal" if equal else difference(gpu[i], machine[i], types[i])
         lines.append(f"memory {i}: {what}")
-    print(f"{case} launch {number} {type(kernel).__name__}: " + "; ".join(lines), flush=True)
+    print(f"{title} {type(kernel).__name__}: " + "; ".join(lines), flush=True)
 
 
 def on_device(folder: pathlib.Path, case: str) -> None:
-    start = time.monotonic()
+    times = [time.monotonic()]
     launches = record(case)
-    seconds = [time.monotonic() - start]
+    times.append(time.monotonic())
     out: dict[str, np.ndarray] = {}
 
-    def compare(number, kernel, before, after, types):
-        gpu = launches[number]
-        names = [(type(k).__name__, k.symbol()) for k in (kernel, gpu.kernel)]
-        if names[0] != names[1]:
-            raise SystemExit(f"{case} launch {number}: {names[0]} on the machine, {names[1]} on the GPU")
+    def compare(whose, number, kernel, args, before, after, types):
+        gpu, title = launches[number], f"{case} launch {number}, {whose} functions,"
+        symbols = [k.symbol() for k in (kernel, gpu.kernel)]
+        if symbols[0] != symbols[1]:
+            raise SystemExit(f"{title} {kernel} on the machine, {gpu.kernel} on the GPU")
         for i, (x, y) in enumerate(zip(gpu.before, before, strict=True)):
             if not np.array_equal(x, y):
-                print(f"{case} launch {number}: memory {i} ({len(x)} bytes) was not the same before the launch")
+                print(f"{title} memory {i} ({len(x)} bytes) was not the same before the launch")
         changed = [i for i, x in enumerate(gpu.before) if not np.array_equal(x, gpu.after[i])]
-        report(case, number, kernel, changed, gpu.after, after, types)
+        report(title, kernel, changed, gpu.after, after, types)
+        if whose == "the GPU's":
+            return gpu.after
         out[f"{number} ptx"] = np.frombuffer(lzma.compress(built_ptx(kernel).encode()), np.uint8)
         out[f"{number} before"] = np.array([crc(x) for x in gpu.before])
         out[f"{number} after"] = np.array([crc(x) for x in gpu.after])
@@ -283,46 +288,69 @@ def on_device(folder: pathlib.Path, case: str) -> None:
                 out[f"{number} {i}"] = packed(gpu.after[i], after[i])
         return gpu.after
 
-    findings = replay(case, compare)
-    seconds.append(time.monotonic() - start - seconds[0])
-    for text in findings:
-        print(f"{case} FINDING {text}")
+    replay(case, functools.partial(compare, "its own"))
+    times.append(time.monotonic())
+    functions = GpuFunctions()
+    replay(case, functools.partial(compare, "the GPU's"), functions)
+    times.append(time.monotonic())
+    if CASES[case].kept:
+        out |= functions.answers().arrays()
     np.savez_compressed(folder / f"{case}.npz", **out)
-    print(f"{case}: GPU {seconds[0]:.1f} s, machine {seconds[1]:.1f} s", flush=True)
+    seconds = ", ".join(f"{b - a:.1f}" for a, b in itertools.pairwise(times))
+    print(f"{case}: seconds on the GPU and twice on the machine {seconds}", flush=True)
 
 
-def judge(folder: pathlib.Path, case: str) -> None:
+def judge(folder: pathlib.Path, case: str, on_launch: Callable | None = None) -> None:
     with np.load(folder / f"{case}.npz") as stored:
         data = dict(stored)
+    gpu: list[list[np.ndarray]] = []
 
-    def compare(number, kernel, before, after, types):
+    def compare(whose, number, kernel, args, before, after, types):
+        title = f"{case} launch {number}, {whose} functions,"
         if lzma.decompress(data[f"{number} ptx"].tobytes()).decode() != built_ptx(kernel):
-            raise SystemExit(f"{case} launch {number}: the recording is of other PTX than {kernel} compiles to here")
+            raise SystemExit(f"{title} the recording is of other PTX than {kernel} compiles to here")
         for i, x in enumerate(before):
             if crc(x) != data[f"{number} before"][i]:
-                raise SystemExit(f"{case} launch {number}: memory {i} is not the recording's before the launch")
-        gpu = []
-        for i, x in enumerate(after):
-            gpu.append(unpacked(data[f"{number} {i}"], x) if f"{number} {i}" in data else x)
-            if crc(gpu[i]) != data[f"{number} after"][i]:
-                raise SystemExit(f"{case} launch {number}: memory {i} is not what the machine gave for the recording")
+                raise SystemExit(f"{title} memory {i} is not the recording's before the launch")
+        if whose == "its own":
+            found = [unpacked(data[f"{number} {i}"], x) if f"{number} {i}" in data else x for i, x in enumerate(after)]
+            for i, x in enumerate(found):
+                if crc(x) != data[f"{number} after"][i]:
+                    raise SystemExit(f"{title} memory {i} is not what the machine gave for the recording")
+            gpu.append(found)
         changed = [i for i in range(len(after)) if data[f"{number} before"][i] != data[f"{number} after"][i]]
-        report(case, number, kernel, changed, gpu, after, types)
-        return gpu
+        report(title, kernel, changed, gpu[number], after, types)
+        if on_launch and whose == "its own":
+            on_launch(number, kernel, args, before, gpu[number])
+        return gpu[number]
 
-    for text in replay(case, compare):
-        print(f"{case} FINDING {text}")
+    replay(case, functools.partial(compare, "its own"))
+    if CASES[case].kept:
+        answers = Answers.of(data)
+        replay(case, functools.partial(compare, "the GPU's"), answers)
+        print(f"{case}: {answers.missing} arguments of approximate functions were not recorded")
+
+
+def keep(folder: pathlib.Path, case: str) -> None:
+    """Adds the case to the launches that recorded.py replays."""
+    with np.load(folder / f"{case}.npz") as stored:
+        answers = Answers.of(stored)
+    kept = recorded.Keeper(case, CASES[case].inputs(), answers)
+    judge(folder, case, lambda number, kernel, *memory: kept.add(cache.get(kernel, ARCH), built_ptx(kernel), *memory))
+    kept.save()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("device", "judge"))
+    parser.add_argument("command", choices=("device", "judge", "keep"))
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all unless told")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
+    command = {"device": on_device, "judge": judge, "keep": keep}[options.command]
     for case in options.cases or CASES:
-        (on_device if options.command == "device" else judge)(options.folder, case)
+        if options.command != "keep" or CASES[case].kept:
+            command(options.folder, case)
 
 
 if __name__ == "__main__":
