@@ -221,19 +221,12 @@ def mix() -> None:
         print(f"mix {batch}x{length}: {us['ours']:.1f} us, in a row {in_a_row:.1f}, cuFFT {us['fft']:.1f}", flush=True)
 
 
-# channels of a block, tokens of a tile, blocks that share LayerNorm
-PROJECT = [(32, 16, 1), (32, 32, 1), (32, 64, 8), (64, 48, 1), (64, 64, 1), (64, 64, 4)]
-PROJECT_SHAPES = (
-    (1, 131),
-    (1, 256),
-    (1, 512),
-    (1, 1024),
-    (1, 2048),
-    (4, 541),
-    (1, 4096),
-    (2, 4096),
-    (8, 997),
-    (32, 256),
+# channels of a block, tokens of a tile, blocks that share LayerNorm, blocks that share the conversion of in_proj
+PROJECT = [(32, 16, 1, 1), (32, 32, 1, 1), (32, 32, 1, 2), (64, 64, 1, 1), (64, 64, 1, 2), (64, 64, 2, 1)]
+PROJECT_CHECKED = typer.Option(["1x131", "4x541", "2x1024"], help="Batch x length to check.")
+PROJECT_TIMED = typer.Option(
+    ["1x131", "1x256", "1x512", "1x1024", "1x2048", "4x541", "1x4096", "2x4096", "8x997", "32x256"],
+    help="Batch x length to time.",
 )
 
 
@@ -243,10 +236,10 @@ def project_kernels(precision: str, batch: int, length: int) -> dict[str, Projec
     sm_count = torch.cuda.get_device_properties(device).multi_processor_count
     default = Project.for_shape(chosen, D, D_INNER, batch, length, sm_count, 5, "reshape", True, False)
     kernels = {"default": default}
-    for channels, tile, share in PROJECT:
-        kernel = dataclasses.replace(default, channels=channels, tile=tile, share=share)
+    for channels, tile, share, team in PROJECT:
+        kernel = dataclasses.replace(default, channels=channels, tile=tile, share=share, team=team)
         if kernel.fits and kernel.division(batch, length, sm_count)[0] <= 16:
-            kernels[f"{channels} channels, tile {tile}, share {share}"] = kernel
+            kernels[f"{channels} channels, tile {tile}, share {share}, team {team}"] = kernel
     return kernels
 
 
@@ -262,16 +255,22 @@ def torch_project(w: dict[str, torch.Tensor], precision: str) -> tuple[torch.Ten
 
 
 @app.command()
-def project(times: bool = True) -> None:
+def project(
+    check: bool = True,
+    times: bool = True,
+    checked: list[str] = PROJECT_CHECKED,
+    timed: list[str] = PROJECT_TIMED,
+    precision: list[str] = PRECISION,
+) -> None:
     """The first launch, with the filter and the weights and without: errors beside PyTorch's, microseconds."""
     device = torch.device("cuda")
-    for kind in ("official", "stress"):
-        for batch, length in ((1, 131), (4, 541), (2, 1024)):
+    for kind in ("official", "stress") if check else ():
+        for batch, length in map(batch_and_length, checked):
             inputs = hyena_inputs.SETS[kind](batch, length)
             want, w = hyena.block(inputs, EPS), on_gpu(inputs)
-            for precision in Precision.NAMES:
-                base = torch_project(w, precision)
-                for name, kernel in project_kernels(precision, batch, length).items():
+            for chosen in precision:
+                base = torch_project(w, chosen)
+                for name, kernel in project_kernels(chosen, batch, length).items():
                     made = stages.project(w["hidden_states"], w, kernel, length, EPS, length, SHIFT)
                     texts = []
                     for part, reference in zip(("g", "x0"), base, strict=True):
@@ -279,19 +278,19 @@ def project(times: bool = True) -> None:
                         theirs = errors(reference, want[part])
                         texts.append(f"{part} {ours[0]:.1e} x{ours[0] / theirs[0]:.2f} max x{ours[1] / theirs[1]:.2f}")
                     texts.append(f"k {errors(made.k[:, :length], want['k'])[0]:.1e}")
-                    print(f"project {kind} {batch}x{length} {precision} {name}: {', '.join(texts)}", flush=True)
-    for batch, length in PROJECT_SHAPES if times else ():
+                    print(f"project {kind} {batch}x{length} {chosen} {name}: {', '.join(texts)}", flush=True)
+    for batch, length in map(batch_and_length, timed) if times else ():
         w = on_gpu(hyena_inputs.official(batch, length))
-        for precision in ("high", "highest"):
+        for chosen in precision:
             calls = {}
-            for name, kernel in project_kernels(precision, batch, length).items():
+            for name, kernel in project_kernels(chosen, batch, length).items():
                 rest = (w["hidden_states"], w, kernel, length, EPS, length, SHIFT, None)
                 made = stages.project(*rest)
                 ready = (made.k, made.operands)
                 calls[name] = lambda rest=rest: stages.project(*rest)
                 calls[f"{name}, prepared"] = lambda rest=rest, ready=ready: stages.project(*rest, ready)
             for name, us in cold_times(calls, device, 11).items():
-                print(f"project {batch}x{length} {precision} {name}: {statistics.median(us):.1f} us", flush=True)
+                print(f"project {batch}x{length} {chosen} {name}: {statistics.median(us):.1f} us", flush=True)
 
 
 if __name__ == "__main__":

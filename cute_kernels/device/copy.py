@@ -25,3 +25,9 @@ def prefetch_evict_last(gX: cute.Tensor, num_bytes: cutlass.Constexpr):  # conti
         "cp.async.bulk.prefetch.L2.global.L2::cache_hint [{$r0}], {$r1}, {$r2};",
         read_only_args=[gX.iterator, Int32(num_bytes), Int64(EVICT_LAST)],
     )
+
+
+@cute.jit
+def prefetch(start: cute.Pointer, num_bytes: Int32):
+    """Brings global memory to the L2 cache: 16 bytes or a multiple, aligned as much."""
+    cute.arch.inline_ptx("cp.async.bulk.prefetch.L2.global [{$r0}], {$r1};", read_only_args=[start, Int32(num_bytes)])

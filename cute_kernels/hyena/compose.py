@@ -39,9 +39,8 @@ SLICE_ELEMENTS = 1 << 28
 def filter_kernel(problem: HyenaProblem, options: HyenaOptions, length: int, sm_count: int) -> Filter | None:
     if problem.order != ORDER or problem.width % 64:
         return None
-    stored = problem.z_rows is not None
-    tile = 16 if length <= 16 * sm_count else 32
-    return Filter(problem.width, problem.emb_dim, options.filter_layout, options.bias_in_filter, stored, tile)
+    layout, bias, stored = options.filter_layout, options.bias_in_filter, problem.z_rows is not None
+    return Filter.for_shape(problem.width, problem.emb_dim, layout, bias, stored, length, sm_count)
 
 
 def project_launch(

@@ -262,6 +262,43 @@ class ClusterFinish(HyenaKernel):
 
 
 @dataclasses.dataclass(frozen=True)
+class Tiles:
+    """A product of `rows` features with `positions` vectors, in register tiles of `each` rows and `at_once` positions.
+
+    Where there are fewer tiles than threads, `lanes` neighbouring ones divide the sums over k of a tile.
+    """
+
+    rows: int
+    positions: int
+    each: int
+    at_once: int
+
+    THREADS: ClassVar[int] = 128
+
+    @property
+    def groups(self) -> int:
+        """Tiles of the same positions; a thread's rows lie so far apart."""
+        return self.rows // self.each
+
+    @property
+    def count(self) -> int:
+        return self.groups * (self.positions // self.at_once)
+
+    @property
+    def lanes(self) -> int:
+        return next(n for n in (4, 2, 1) if n == 1 or n * self.count <= self.THREADS)
+
+    @property
+    def kept(self) -> int:
+        """Positions of a tile for each of its lanes, in the end."""
+        return self.at_once // self.lanes
+
+    def pitch(self, depth: int) -> int:
+        """Floats from one row of `depth` to the next in shared memory: 16 bytes of eight lanes meet no bank twice."""
+        return depth + (4 * self.lanes - depth) % (8 * self.lanes)
+
+
+@dataclasses.dataclass(frozen=True)
 class Filter(HyenaKernel):
     """The implicit filter k [D, L], in plain fp32: a task is `tile` positions, and 1/split of the channels."""
 
@@ -272,19 +309,61 @@ class Filter(HyenaKernel):
     stored_z: bool  # positions come from a tensor
     tile: int = 16
     split: int = 1
+    buffers: int = 3  # pieces of weights that are in shared memory or on their way there
 
-    PITCH: ClassVar[int] = 68  # floats of a row of 64 in shared memory: rows start in different banks
+    ORDER: ClassVar[int] = 64  # features of a hidden layer
+    PITCH: ClassVar[int] = 68  # floats of a position's features in shared memory
 
     def __post_init__(self) -> None:
         if self.tile not in (8, 16, 32):
             raise ValueError(f"tile must be 8, 16 or 32, got {self.tile}")
-        if self.width % (64 * self.split):
-            raise ValueError(f"split must divide {self.width} into multiples of 64, got {self.split}")
+        if self.width % (64 * self.split) or self.channels > 256:
+            raise ValueError(f"split must divide {self.width} into multiples of 64 up to 256, got {self.split}")
+
+    @classmethod
+    def for_shape(
+        cls, width: int, emb_dim: int, layout: str, bias: bool, stored_z: bool, length: int, sm_count: int
+    ) -> Filter:
+        """As many tasks as blocks that run at once, and no more: their length is what counts."""
+        tile = next(p for p in (8, 16, 32) if length <= p * sm_count or p == 32)
+        pieces = width // 64
+        splits = [n for n in range(1, pieces + 1) if pieces % n == 0 and pieces // n <= 4]
+        split = max([n for n in splits if n * length <= sm_count * tile], default=splits[0])
+        return cls(width, emb_dim, layout, bias, stored_z, tile, split)
+
+    @property
+    def channels(self) -> int:
+        """Of a task."""
+        return self.width // self.split
+
+    @property
+    def hidden(self) -> Tiles:
+        return Tiles(self.ORDER, self.tile, 4, 4)
+
+    @property
+    def final(self) -> Tiles:
+        each = 4 if self.channels <= 128 else 8
+        one_pass = self.channels * self.tile <= 4 * each * Tiles.THREADS
+        return Tiles(self.channels, self.tile, each, 4 if one_pass else 8)
+
+    @property
+    def depth(self) -> int:
+        """Elements of a row of the last weight in one piece of it."""
+        return {64: 64, 128: 32, 192: 16, 256: 16}[self.channels]
+
+    @property
+    def pieces(self) -> int:
+        return self.ORDER // self.depth
+
+    @property
+    def buffer_floats(self) -> int:
+        """A weight of a hidden layer, or a piece of the last one."""
+        return max(self.ORDER * self.hidden.pitch(self.ORDER), self.channels * self.final.pitch(self.depth))
 
     @property
     def shared_floats(self) -> int:
-        """Two weights of 64 rows, two layers of activations, and the positions."""
-        return 2 * (64 + self.tile) * self.PITCH + self.tile * self.emb_dim
+        """The buffers of weights, the activations, each channel's decay and bias, and the positions."""
+        return self.buffers * self.buffer_floats + self.tile * (self.PITCH + self.emb_dim) + 2 * self.channels
 
     def compile(self, arch: str) -> Any:
         from cute_kernels.hyena import filter as filter_
@@ -394,9 +473,8 @@ class Project(HyenaKernel):
     stored_z: bool
     positions: int = 16
     filter_split: int = 1
-    share: int = 1  # blocks, a cluster, that have the same tokens and divide LayerNorm among them
-
-    SIDE_THREADS: ClassVar[int] = 128
+    share: int = 1  # blocks of a cluster that have the same tokens and divide LayerNorm among them
+    team: int = 1  # blocks of a cluster that have the same channels and divide the conversion of in_proj's rows
 
     def __post_init__(self) -> None:
         if self.width % 64 or not 64 <= self.width <= 256:
@@ -410,13 +488,16 @@ class Project(HyenaKernel):
             raise ValueError(f"tile must be 16, 32, 48 or 64, got {self.tile}")
         if self.share not in (1, 2, 4, 8) or self.slabs % self.share:
             raise ValueError(f"share must be 1, 2, 4 or 8 and divide {self.slabs}, got {self.share}")
+        if self.team not in (1, 2, 4, 8) or self.cluster > 8:
+            raise ValueError(f"team must be a power of two and at most {8 // self.share}, got {self.team}")
 
     def division(self, batch: int, conv_length: int, sm_count: int) -> tuple[int, int]:
         """Tiles of tokens of one block, and the least number of blocks: what the GPU can run at once.
 
-        Clusters don't span the GPU's processing clusters, which have 16 or a few more SMs.
+        Larger clusters leave SMs over: of an H200's 132 30 of four blocks use 120, and 15 of eight.
         """
-        blocks = sm_count if self.share == 1 else max(sm_count // 16 * 16, self.share)
+        usable = sm_count if self.cluster <= 2 else sm_count * 10 // 11
+        blocks = max(usable // self.cluster, 1) * self.cluster
         tiles = batch * -(-conv_length // self.tile)
         return -(-tiles // max(blocks // self.slabs, 1)), blocks
 
@@ -434,16 +515,16 @@ class Project(HyenaKernel):
         bias: bool,
         stored_z: bool,
     ) -> Project:
-        """By times on an H200 at D = 256, blocks on their own: clusters (`share`) have not been timed yet."""
+        """By times on an H200 at D = 256."""
         narrow = precision.parts == 2 or batch * conv_length * width <= 2048 * sm_count
         channels, tile = (32, 32) if narrow else (64, 64)
-        # As many tasks as blocks that run at once, and no more: their length is what counts.
-        positions = next(p for p in (8, 16, 32) if conv_length <= p * sm_count or p == 32)
-        most = max(1, sm_count * positions // conv_length)
-        split = max(n for n in range(1, width // 64 + 1) if width // 64 % n == 0 and n <= most)
+        if narrow and batch * -(-conv_length // 16) * (width // 32) <= sm_count:
+            tile = 16  # all tiles at once
+        f = Filter.for_shape(width, emb_dim, layout, bias, stored_z, conv_length, sm_count)
         return cls(
             *(precision.dtype, precision.parts, width, inner, channels, tile),
-            *(emb_dim, layout, bias, stored_z, positions, split),
+            *(emb_dim, layout, bias, stored_z, f.tile, f.split),
+            team=2 if narrow else 1,
         )
 
     @property
@@ -458,9 +539,8 @@ class Project(HyenaKernel):
 
     @property
     def filter(self) -> Filter:
-        return Filter(
-            self.width, self.emb_dim, self.layout, self.bias, self.stored_z, self.positions, self.filter_split
-        )
+        where = (self.width, self.emb_dim, self.layout, self.bias, self.stored_z)
+        return Filter(*where, self.positions, self.filter_split, 3 if self.channels == 32 else 2)
 
     @property
     def weights(self) -> ConvertWeights:
@@ -472,6 +552,11 @@ class Project(HyenaKernel):
         return self.width // self.channels
 
     @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.share * self.team
+
+    @property
     def warps(self) -> int:
         """A warpgroup for x0, and one for each 32 channels of x1 and v."""
         return 4 * (1 + self.channels // 32)
@@ -480,6 +565,11 @@ class Project(HyenaKernel):
     def threads(self) -> int:
         """Without those beside them."""
         return 32 * self.warps
+
+    @property
+    def side_warps(self) -> int:
+        """Those beside: a warpgroup for the filter, and one for the weights where there are registers for it."""
+        return 8 if self.channels == 32 else 4
 
     @property
     def units(self) -> int:
@@ -493,13 +583,13 @@ class Project(HyenaKernel):
 
     @property
     def row_passes(self) -> int:
-        """Rows of in_proj that a thread helps to convert: 6 with 32 channels, 8 with 64."""
-        return 3 * self.channels // (2 * self.warps)
+        """Rows of in_proj that a thread helps to convert: 6 with 32 channels, 8 with 64, if its block has no team."""
+        return -(-3 * self.channels // (2 * self.warps * self.team))
 
     @property
     def rows_at_once(self) -> int:
         """Rows whose loads are in flight together."""
-        return self.row_passes if self.channels == 32 else self.row_passes // 4
+        return self.row_passes if self.channels == 32 else min(self.row_passes, 4)
 
     @property
     def buffers(self) -> int:

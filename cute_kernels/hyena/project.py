@@ -22,6 +22,8 @@ from cutlass.cute.runtime import make_fake_stream
 from cutlass.tensor_utils import LayoutEnum
 
 from cute_kernels.device import cluster
+from cute_kernels.device.copy import prefetch
+from cute_kernels.device.math import select
 from cute_kernels.device.product import row_product
 from cute_kernels.hyena import numerics
 from cute_kernels.hyena.config import Project
@@ -105,17 +107,17 @@ class ProjectKernel:
         @cute.struct
         class Storage:
             full: cute.struct.MemRange[cutlass.Int64, c.buffers]
+            rows: cute.struct.MemRange[cutlass.Int64, 1]
             empty: cute.struct.MemRange[cutlass.Int64, c.buffers]
             done: cute.struct.MemRange[cutlass.Int64, self.engine.barriers]
             address: cute.struct.MemRange[I32, self.engine.words]
-            sScale: cute.struct.MemRange[F32, self.rows]
-            sBias: cute.struct.MemRange[F32, self.rows]
+            sAffine: cute.struct.Align[cute.struct.MemRange[F32, 2 * self.rows], 16]
             sFilter: cute.struct.Align[cute.struct.MemRange[F32, c.filter.shared_floats], 16]
             sW: cute.struct.Align[cute.struct.MemRange[self.dtype, self.rows * c.width * c.parts], 1024]
             sX: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(x_layout)], 1024]
 
         self.Storage = Storage
-        tiles = mG.shape[0] * cute.ceil_div(conv_length, c.tile)
+        runs = cute.ceil_div(mG.shape[0] * cute.ceil_div(conv_length, c.tile), run)
         self.kernel.set_name_prefix("hyena_project", remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
             *(mX, mNw, mNb, mW, mB, mTaps, mTb, mG, mX0),
@@ -124,9 +126,9 @@ class ProjectKernel:
             *(length, conv_length, run, beside, eps, norm_len, shift),
             *(self.engine.tiled_mma(), self.engine.tiled_mma(), x_layout),
         ).launch(
-            grid=(cutlass.max(cute.ceil_div(tiles, run) * c.slabs, cute.round_up(blocks, c.share)), 1, 1),
-            block=(c.threads + c.SIDE_THREADS, 1, 1),
-            cluster=(c.share, 1, 1),
+            grid=(cutlass.max(cute.round_up(runs, c.team) * c.slabs, cute.round_up(blocks, c.cluster)), 1, 1),
+            block=(c.threads + 32 * c.side_warps, 1, 1),
+            cluster=(c.cluster, 1, 1),
             stream=stream,
         )
 
@@ -185,9 +187,9 @@ class ProjectKernel:
             stride=((K_TILE, 8 * K_TILE), (1, 0), (0, self.rows * K_TILE)),
         )
         sW = storage.sW.get_tensor(w_layout, swizzle=x_layout.inner)  # (rows, 64, parts * K tiles)
-        sScale = storage.sScale.get_tensor(cute.make_layout(self.rows))
-        sBias = storage.sBias.get_tensor(cute.make_layout(self.rows))
+        sAffine = storage.sAffine.get_tensor(cute.make_layout((2, self.rows)))  # each row's factor and bias
         full, empty = storage.full.data_ptr(), storage.empty.data_ptr()  # barriers of the buffers
+        rows = storage.rows.data_ptr()  # of the rows that other blocks convert
         done, address = storage.done.data_ptr(), storage.address.data_ptr()  # the product's
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         block = cute.arch.block_idx()[0]
@@ -195,36 +197,87 @@ class ProjectKernel:
             for i in cutlass.range_constexpr(c.buffers):
                 cute.arch.mbarrier_init(full + i, c.units + 1)
                 cute.arch.mbarrier_init(empty + i, c.share * c.warps)
+            cute.arch.mbarrier_init(rows, 1)
             cute.arch.mbarrier_init_fence()
-        if cutlass.const_expr(c.share > 1):
+        if cutlass.const_expr(c.cluster > 1):
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
         else:
             cute.arch.sync_threads()
-        if warp < c.warps:
-            if block // c.slabs * run < mG.shape[0] * cute.ceil_div(conv_length, c.tile):
-                self.block(
-                    *(mX, mNw, mNb, mW, mB, mTaps, mTb, mG, mX0, length, conv_length, run, eps, mma_new, mma_add),
-                    *(sX, sW, sScale, sBias, full, empty, done, address, block, warp),
-                )
+        # A cluster is `share` slabs of `team` runs.
+        rank, slab_groups = block % c.cluster, c.slabs // c.share
+        slab = block // c.cluster % slab_groups * c.share + rank % c.share
+        first_run = block // c.cluster // slab_groups * c.team
+        tiles = mG.shape[0] * cute.ceil_div(conv_length, c.tile)
+        if warp < c.warps and first_run * run < tiles:
+            self.block(
+                *(mX, mNw, mNb, mW, mB, mTaps, mTb, mG, mX0, length, conv_length, run, eps, mma_new, mma_add),
+                *(sX, sW, sAffine, full, empty, rows, done, address, slab, first_run + rank // c.share, rank, warp),
+            )
         elif beside != 0:
-            blocks = cute.arch.grid_dim()[0]
-            tasks = self.filter.tasks(conv_length)
-            for task in cutlass.range(block, tasks, blocks, unroll=1):
+            self.beside(
+                *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK),
+                *(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1),
+                *(conv_length, norm_len, shift, storage.sFilter.data_ptr(), block, warp),
+                cute.round_up(cute.ceil_div(tiles, run), c.team) * c.slabs,
+            )
+
+    @cute.jit
+    def beside(
+        self,
+        mZ: cute.Tensor,
+        mF1: cute.Tensor,
+        mFb1: cute.Tensor,
+        mFreq: cute.Tensor,
+        mF2: cute.Tensor,
+        mFb2: cute.Tensor,
+        mF3: cute.Tensor,
+        mFb3: cute.Tensor,
+        mFf: cute.Tensor,
+        mFbias: cute.Tensor,
+        mDeltas: cute.Tensor,
+        mK: cute.Tensor,
+        mWo: cute.Tensor,
+        mW1: cute.Tensor,
+        mW2: cute.Tensor,
+        mWoT: cute.Tensor,
+        mW1T: cute.Tensor,
+        mW2T: cute.Tensor,
+        mSo: cute.Tensor,
+        mS1: cute.Tensor,
+        mS2: cute.Tensor,
+        mNorm1: cute.Tensor,
+        conv_length: I32,
+        norm_len: I32,
+        shift: F32,
+        sFilter: cute.Pointer,
+        block: I32,
+        warp: I32,
+        first_free: I32,  # the first block without tokens
+    ):
+        """A warpgroup makes the filter. The weights are converted by another one, or where there is none by the warps
+        of blocks without tokens, or where these are few by the first, before the filter."""
+        c = self.config
+        blocks = cute.arch.grid_dim()[0]
+        last = blocks - 1 - block  # the last have no tokens, where some have none
+        side = warp - c.warps
+        converts, unit, step = side >= c.side_warps - 4, last * 4 + warp % 4, blocks * 4
+        if cutlass.const_expr(c.side_warps == 4):
+            free = blocks - first_free
+            if 2 * free * c.warps >= self.weights.units:
+                converts, unit, step = side < 0, (block - first_free) * c.warps + warp, free * c.warps
+        if converts:
+            for i in cutlass.range(unit, self.weights.units, step, unroll=1):
+                self.weights.work(
+                    *(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1, i, cute.arch.lane_idx()),
+                )
+        if side >= 0 and side < 4:
+            for task in cutlass.range(last, self.filter.tasks(conv_length), blocks, unroll=1):
                 self.filter.work(
                     *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK),
-                    *(conv_length, norm_len, shift, storage.sFilter.data_ptr(), task),
-                    cute.arch.thread_idx()[0] % c.SIDE_THREADS,  # the threads before are a multiple of these
+                    *(conv_length, norm_len, shift, sFilter, task),
+                    cute.arch.thread_idx()[0] % 128,  # the threads before are a multiple of these
                 )
-            # The blocks without a filter's task convert, if they are many.
-            start = tasks if 2 * tasks < blocks else 0
-            warps = c.SIDE_THREADS // 32
-            if block >= start:
-                unit = (block - start) * warps + warp - c.warps
-                for i in cutlass.range(unit, self.weights.units, (blocks - start) * warps, unroll=1):
-                    self.weights.work(
-                        *(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1, i, cute.arch.lane_idx()),
-                    )
 
     @cute.jit
     def block(
@@ -246,38 +299,104 @@ class ProjectKernel:
         mma_add: cute.TiledMma,
         sX: cute.Tensor,
         sW: cute.Tensor,
-        sScale: cute.Tensor,
-        sBias: cute.Tensor,
+        sAffine: cute.Tensor,
         full: cute.Pointer,
         empty: cute.Pointer,
+        rows: cute.Pointer,
         done: cute.Pointer,
         address: cute.Pointer,
-        block: I32,
+        slab: I32,
+        run_index: I32,
+        rank: I32,  # in the cluster
         warp: I32,
     ):
         c = self.config
         tidx = cute.arch.thread_idx()[0]
         lane = tidx % 32
-        channel0 = block % c.slabs * c.channels
+        channel0 = slab * c.channels
         per_row = cute.ceil_div(conv_length, c.tile)  # tiles
-        first = block // c.slabs * run
+        first = run_index * run
         last = cutlass.min(first + run, mG.shape[0] * per_row)
         self.engine.begin(done, address)
+        if warp == c.warps - 1:
+            runs = cute.ceil_div(mG.shape[0] * per_row, run)
+            self.bring_ahead(mX, mW, length, conv_length, per_row, first, last, run_index, runs, channel0, lane)
 
         # Loads of the first tile and of the two tokens before it are on their way while the weights are converted, if
         # there are registers for both.
         x = cute.make_rmem_tensor((4, self.k_tiles, c.passes), F32)
         first_x = cute.make_rmem_tensor((4, self.k_tiles, c.passes + 1), F32)
         b, t0 = first // per_row, first % per_row * c.tile
-        early = c.passes <= 2
+        early = 4 * self.k_tiles * (c.rows_at_once + c.passes + 1) <= 80
         if cutlass.const_expr(early):
-            self.load_first(first_x, mX, b, t0, length, conv_length, block, warp, lane)
-        self.convert_weights(mW, mB, mNw, mNb, sW, sScale, sBias, channel0, warp, lane)
+            self.load_first(first_x, mX, b, t0, length, conv_length, first < last, rank, warp, lane)
+        self.convert_weights(mW, mB, mNw, mNb, sW, sAffine, rows, channel0, rank, warp, lane)
         if cutlass.const_expr(not early):
-            self.load_first(first_x, mX, b, t0, length, conv_length, block, warp, lane)
+            self.load_first(first_x, mX, b, t0, length, conv_length, first < last, rank, warp, lane)
+        if first < last:
+            self.walk(
+                *(mX, mTaps, mTb, mG, mX0, length, conv_length, eps, mma_new, mma_add, x, first_x),
+                *(sX, sW, sAffine, full, empty, rows, done, address, channel0, b, t0, first, last, rank, warp),
+            )
+        elif cutlass.const_expr(c.team > 1):
+            cute.arch.mbarrier_wait(rows, 0)
+        self.engine.end(address)
+        if cutlass.const_expr(c.cluster > 1):
+            # Copies to other blocks read this one's memory.
+            cute.arch.cluster_arrive_relaxed()
+            cute.arch.cluster_wait()
 
+    @cute.jit
+    def bring_ahead(self, mX, mW, length, conv_length, per_row, first, last, run_index, runs, channel0, lane):
+        """All of a run's tokens and its slab's rows of in_proj to L2, divided among the blocks that read them."""
+        c = self.config
+        row_bytes = 4 * c.width
+        for row in cutlass.range(run_index + runs * lane, self.rows, 32 * runs, unroll=1):
+            prefetch(mW.iterator + self.source_row(row, channel0) * c.width, row_bytes)
+        tokens = -(-c.tile // c.slabs)
+        for tile in cutlass.range(first + lane, last, 32, unroll=1):
+            t = tile % per_row * c.tile + channel0 // c.channels * tokens
+            if t < conv_length:
+                start = mX.iterator + ((tile // per_row).to(I64) * length + t) * c.width
+                prefetch(start, cutlass.min(tokens, conv_length - t) * row_bytes)
+
+    @cute.jit
+    def walk(
+        self,
+        mX: cute.Tensor,
+        mTaps: cute.Tensor,
+        mTb: cute.Tensor,
+        mG: cute.Tensor,
+        mX0: cute.Tensor,
+        length: I32,
+        conv_length: I32,
+        eps: F32,
+        mma_new: cute.TiledMma,
+        mma_add: cute.TiledMma,
+        x: cute.Tensor,  # (4, K tiles, passes) for the next tile
+        first_x: cute.Tensor,  # (4, K tiles, passes + 1): the first tile, loaded, and the two tokens before it
+        sX: cute.Tensor,
+        sW: cute.Tensor,
+        sAffine: cute.Tensor,
+        full: cute.Pointer,
+        empty: cute.Pointer,
+        rows: cute.Pointer,
+        done: cute.Pointer,
+        address: cute.Pointer,
+        channel0: I32,
+        b: I32,
+        t0: I32,
+        first: I32,
+        last: I32,
+        rank: I32,
+        warp: I32,
+    ):
+        """A block's tiles, one after the other, the operand of each made beside the product of the one before."""
+        c = self.config
+        tidx = cute.arch.thread_idx()[0]
+        lane = tidx % 32
         self.normalise(first_x, eps)
-        self.store_tile(first_x, sX, full, 0, block, warp, lane)
+        self.store_tile(first_x, sX, full, 0, rank, warp, lane)
         if warp == 0:
             for i in cutlass.range_constexpr(c.buffers):
                 self.clear_halo(sX, i, lane)
@@ -285,7 +404,7 @@ class ProjectKernel:
             self.expect(full, lane)
         next_b, next_t0 = self.after(b, t0, conv_length)
         if first + 1 < last:
-            self.load_tile(x, mX, next_b, next_t0, length, conv_length, block, warp, lane)
+            self.load_tile(x, mX, next_b, next_t0, length, conv_length, rank, warp, lane)
 
         # This thread's two rows of the product: channels g and g + 8 of x0, or x1 and v of one channel.
         wg, thread = warp // 4, tidx % 128
@@ -306,9 +425,11 @@ class ProjectKernel:
             taps[TAPS, 0], taps[TAPS, 1] = mTb[d0], mTb[d1]
         cute.arch.fence_proxy("async.shared", space="cta")
         self.sync()
+        if cutlass.const_expr(c.team > 1):
+            cute.arch.mbarrier_wait(rows, 0)
         if active:
             for i in cutlass.range_constexpr(2):
-                affine[0, i], affine[1, i] = sScale[row0 + row + 8 * i], sBias[row0 + row + 8 * i]
+                affine[0, i], affine[1, i] = sAffine[0, row0 + row + 8 * i], sAffine[1, row0 + row + 8 * i]
 
         mma_new.set(self.engine.accumulate, False)
         mma_add.set(self.engine.accumulate, True)
@@ -328,7 +449,7 @@ class ProjectKernel:
             if warp == 0 and tile + 1 < last:
                 self.read_halo(old, sX, buffer, lane)
             if cutlass.const_expr(c.buffers == 1):
-                self.release(empty + buffer, tile + c.buffers < last, lane)
+                self.release(empty + buffer, tile + c.buffers < last, rank, lane)
             far_b, far_t0 = self.after(next_b, next_t0, conv_length)
             if tile + 1 < last:
                 self.normalise(x, eps)
@@ -337,16 +458,15 @@ class ProjectKernel:
                 if warp == 0:
                     self.write_halo(old, sX, following, lane)
                     self.expect(full + following, lane)
-                self.store_tile(x, sX, full + following, following, block, warp, lane)
+                self.store_tile(x, sX, full + following, following, rank, warp, lane)
                 if tile + 2 < last:
-                    self.load_tile(x, mX, far_b, far_t0, length, conv_length, block, warp, lane)
+                    self.load_tile(x, mX, far_b, far_t0, length, conv_length, rank, warp, lane)
             if cutlass.const_expr(c.buffers == 2):
                 self.engine.finish(acc, total, done, tile - first)
-                self.release(empty + buffer, tile + c.buffers < last, lane)
+                self.release(empty + buffer, tile + c.buffers < last, rank, lane)
             if active:
                 self.finish(total, affine, taps, mG, mX0, wg, b, out0, t0, conv_length, lane)
             b, t0, next_b, next_t0 = next_b, next_t0, far_b, far_t0
-        self.engine.end(address)
 
     @cute.jit
     def after(self, b: I32, t0: I32, conv_length: I32):
@@ -368,33 +488,34 @@ class ProjectKernel:
             cute.autovec_copy(g[(0, None), (row, LANES * i + lane % LANES)], x[None, i])
 
     @cute.jit
-    def column(self, i: cutlass.Constexpr, block, warp, lane):
+    def column(self, i: cutlass.Constexpr, rank, warp, lane):
         """This thread's row of a tile's operand in pass i, a column of the product; the tile's width if it has none."""
         c = self.config
         unit = warp + c.warps * i
-        n = 2 * (block % c.share * c.units + unit) + lane // LANES
+        n = 2 * (rank % c.share * c.units + unit) + lane // LANES
         if unit >= c.units:
             n = I32(c.tile)
         return n
 
     @cute.jit
-    def load_tile(self, x, mX, b, t0, length, conv_length, block, warp, lane):
+    def load_tile(self, x, mX, b, t0, length, conv_length, rank, warp, lane):
         """The tokens of this thread in a tile, one in every pass; zeros beyond the end."""
         c = self.config
         for i in cutlass.range_constexpr(c.passes):
             x[None, None, i].fill(0.0)
-            n = self.column(i, block, warp, lane)
+            n = self.column(i, rank, warp, lane)
             t = t0 + token_of(n)
             if n < c.tile and t < conv_length:
                 self.load_row(x[None, None, i], mX, b.to(I64) * length + t, lane)
 
     @cute.jit
-    def load_first(self, x, mX, b, t0, length, conv_length, block, warp, lane):
+    def load_first(self, x, mX, b, t0, length, conv_length, any_tokens, rank, warp, lane):
         """A tile, and in another pass of the first warp the two tokens before it."""
         c = self.config
-        self.load_tile(x, mX, b, t0, length, conv_length, block, warp, lane)
+        if any_tokens:
+            self.load_tile(x, mX, b, t0, length, conv_length, rank, warp, lane)
         x[None, None, c.passes].fill(0.0)
-        if warp == 0 and t0 > 0:
+        if warp == 0 and any_tokens and t0 > 0:
             self.load_row(x[None, None, c.passes], mX, b.to(I64) * length + (t0 - 2 + lane // LANES), lane)
 
     @cute.jit
@@ -406,13 +527,15 @@ class ProjectKernel:
             mean = numerics.sum_over(tree_sum(row), LANES) * F32(1.0 / d)
             row.store(row.load() - mean)
             # The mean's rounding error would be all there is of a row that is nearly constant.
+            squares = cute.make_rmem_tensor_like(row)
+            squares.store(row.load() * row.load())
             rest = numerics.sum_over(tree_sum(row), LANES) * F32(1.0 / d)
-            row.store(row.load() - rest)
-            square = F32(0.0)
+            square = numerics.sum_over(tree_sum(squares), LANES) * F32(1.0 / d)
+            variance = cute.arch.fmax(cute.math.fma(-rest, rest, square), F32(0.0))
+            factor = F32(self.scale) * numerics.inverse_root(variance + eps)
+            offset = -rest * factor
             for j in cutlass.range_constexpr(cute.size(row)):
-                square += row[j] * row[j]
-            variance = numerics.sum_over(square, LANES) * F32(1.0 / d)
-            row.store(row.load() * (F32(self.scale) * numerics.inverse_root(variance + eps)))
+                row[j] = cute.math.fma(row[j], factor, offset)
 
     @cute.jit
     def store_row(self, x, sX, n, piece0, lane):
@@ -426,22 +549,25 @@ class ProjectKernel:
                 cute.autovec_copy((hi if cutlass.const_expr(part == 0) else lo)[None, i], target)
 
     @cute.jit
-    def store_tile(self, x, sX, full, buffer, block, warp, lane):
+    def store_tile(self, x, sX, full, buffer, rank, warp, lane):
         """Normalised tokens into a buffer, of every block that shares the work."""
         c = self.config
         pieces = c.parts * self.k_tiles
         for i in cutlass.range_constexpr(c.passes):
-            n = self.column(i, block, warp, lane)
+            n = self.column(i, rank, warp, lane)
             if n < c.tile:
                 self.store_row(x[None, None, i], sX, n, buffer * pieces, lane)
-                cute.arch.fence_proxy("async.shared", space="cta")
-                cute.arch.sync_warp()
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.sync_warp()
+        for i in cutlass.range_constexpr(c.passes):
+            n = self.column(i, rank, warp, lane)
+            if n < c.tile:
                 if cutlass.const_expr(c.share > 1):
                     copies = (c.share - 1) * pieces
                     for j in cutlass.range_constexpr(cute.ceil_div(copies, 32)):
                         copy = lane + 32 * j
                         if copy < copies:
-                            peer = (block + 1 + copy // pieces) % c.share
+                            peer = rank // c.share * c.share + (rank + 1 + copy // pieces) % c.share
                             row0 = (buffer * pieces + copy % pieces) * self.columns + n // 2 * 2
                             source = sX.iterator + cute.assume(row0 * K_TILE, divby=2 * K_TILE)
                             cluster.copy_to_peer(source, full, peer, 2 * ROW_BYTES)
@@ -462,13 +588,14 @@ class ProjectKernel:
                 cute.arch.mbarrier_arrive(full)
 
     @cute.jit
-    def release(self, empty, awaited, lane):
+    def release(self, empty, awaited, rank, lane):
         """Tells every block that fills this buffer that the warp is done with it, if it will be filled again."""
         c = self.config
+        cute.arch.sync_warp()  # other lanes have read the halo
         if awaited and lane == 0:
             if cutlass.const_expr(c.share > 1):
                 for peer in cutlass.range_constexpr(c.share):
-                    cute.arch.mbarrier_arrive(empty, peer)
+                    cute.arch.mbarrier_arrive(empty, rank // c.share * c.share + peer)
             else:
                 cute.arch.mbarrier_arrive(empty)
 
@@ -499,35 +626,80 @@ class ProjectKernel:
                 cute.autovec_copy(zero, piece_of(sX, n, buffer * pieces + j, lane))
 
     @cute.jit
-    def convert_weights(self, mW, mB, mNw, mNb, sW, sScale, sBias, channel0, warp, lane):
-        """The slab's rows of in_proj, times norm1's weight, as operands; their scales; their biases with norm1's."""
+    def convert_weights(self, mW, mB, mNw, mNb, sW, sAffine, rows, channel0, rank, warp, lane):
+        """The slab's rows of in_proj, times norm1's weight, as operands; their scales; their biases with norm1's.
+
+        The blocks of a team convert a share each.
+        """
         c = self.config
-        nw, nb = (cute.make_rmem_tensor((4, self.k_tiles), F32) for _ in range(2))
-        for m, x in ((mNw, nw), (mNb, nb)):
-            self.load_row(x, cute.make_tensor(m.iterator, cute.prepend(m.layout, cute.make_layout(1))), 0, lane)
+        share = self.rows // c.team
+        row0 = rank // c.share * share
+        even = share % (2 * c.warps * c.rows_at_once) == 0
+        if cutlass.const_expr(c.team > 1) and warp == 0 and lane == 0:
+            expected = (self.rows - share) * (c.parts * self.k_tiles * ROW_BYTES + 8)
+            cute.arch.mbarrier_arrive_and_expect_tx(rows, expected)
         w = cute.make_rmem_tensor((4, self.k_tiles, c.rows_at_once), F32)
         biases = cute.make_rmem_tensor(c.rows_at_once, F32)
-        for start in cutlass.range(c.row_passes // c.rows_at_once, unroll=1):
+        for start in cutlass.range(cute.ceil_div(c.row_passes, c.rows_at_once), unroll=1):
             for i in cutlass.range_constexpr(c.rows_at_once):
-                row = 2 * (warp + c.warps * (start * c.rows_at_once + i)) + lane // LANES
-                source = self.source_row(row, channel0)
-                self.load_row(w[None, None, i], mW, source, lane)
-                biases[i] = mB[source]
+                at = 2 * (warp + c.warps * (start * c.rows_at_once + i)) + lane // LANES
+                if cutlass.const_expr(even) or at < share:
+                    source = self.source_row(row0 + at, channel0)
+                    self.load_row(w[None, None, i], mW, source, lane)
+                    biases[i] = mB[source]
+            self.apply_norm(w, biases, mNw, mNb, lane)
             for i in cutlass.range_constexpr(c.rows_at_once):
-                row = 2 * (warp + c.warps * (start * c.rows_at_once + i)) + lane // LANES
-                x = w[None, None, i]
-                bias, amax = F32(0.0), F32(0.0)
-                for j in cutlass.range_constexpr(cute.size(x)):
-                    bias = cute.math.fma(x[j], nb[j], bias)
-                    x[j] = x[j] * nw[j]
-                    amax = cute.arch.fmax(amax, cute.arch.fmax(x[j], -x[j]))
-                scale, inverse = numerics.scale_of(numerics.max_over(amax, LANES))
-                x.store(x.load() * scale)
-                self.store_row(x, sW, row, 0, lane)
-                bias = numerics.sum_over(bias, LANES)
-                if lane % LANES == 0:
-                    sScale[row] = inverse * F32(1.0 / self.scale)
-                    sBias[row] = biases[i] + bias
+                at = 2 * (warp + c.warps * (start * c.rows_at_once + i)) + lane // LANES
+                if cutlass.const_expr(even) or at < share:
+                    self.store_operand(w[None, None, i], biases[i], sW, sAffine, row0 + at, lane)
+                    if cutlass.const_expr(c.team > 1):
+                        self.send_rows(sW, sAffine, rows, (row0 + at) // 2 * 2, rank, lane)
+
+    @cute.jit
+    def apply_norm(self, w, biases, mNw, mNb, lane):
+        """norm1's weight into some rows of in_proj, w (4, K tiles, rows), and this thread's share of its bias into
+        theirs. Its elements come last: registers are for the rows that are on their way."""
+        nw, nb = cute.make_rmem_tensor(4, F32), cute.make_rmem_tensor(4, F32)
+        for k in cutlass.range_constexpr(self.k_tiles):
+            for m, x in ((mNw, nw), (mNb, nb)):
+                cute.autovec_copy(cute.local_tile(m, (4,), (LANES * k + lane % LANES,)), x)
+            for i in cutlass.range_constexpr(cute.size(biases)):
+                if cutlass.const_expr(k == 0):
+                    biases[i] = select(lane % LANES == 0, biases[i], F32(0.0))
+                for j in cutlass.range_constexpr(4):
+                    biases[i] = cute.math.fma(w[j, k, i], nb[j], biases[i])
+                    w[j, k, i] = w[j, k, i] * nw[j]
+
+    @cute.jit
+    def store_operand(self, x, bias, sW, sAffine, row, lane):
+        amax = F32(0.0)
+        for j in cutlass.range_constexpr(cute.size(x)):
+            amax = cute.arch.fmax(amax, cute.arch.fmax(x[j], -x[j]))
+        scale, inverse = numerics.scale_of(numerics.max_over(amax, LANES))
+        x.store(x.load() * scale)
+        self.store_row(x, sW, row, 0, lane)
+        bias = numerics.sum_over(bias, LANES)
+        if lane % LANES == 0:
+            sAffine[0, row], sAffine[1, row] = inverse * F32(1.0 / self.scale), bias
+
+    @cute.jit
+    def send_rows(self, sW, sAffine, rows, row, rank, lane):
+        """A pair of rows that this warp has written, to the other blocks of the team."""
+        c = self.config
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.sync_warp()
+        pieces = c.parts * self.k_tiles
+        copies = (c.team - 1) * (pieces + 1)
+        for j in cutlass.range_constexpr(cute.ceil_div(copies, 32)):
+            copy = lane + 32 * j
+            if copy < copies:
+                peer = (rank + (1 + copy // (pieces + 1)) * c.share) % c.cluster
+                piece = copy % (pieces + 1)
+                if piece < pieces:
+                    source = sW.iterator + cute.assume((piece * self.rows + row) * K_TILE, divby=2 * K_TILE)
+                    cluster.copy_to_peer(source, rows, peer, 2 * ROW_BYTES)
+                else:
+                    cluster.copy_to_peer(sAffine.iterator + cute.assume(2 * row, divby=4), rows, peer, 16)
 
     @cute.jit
     def source_row(self, row: I32, channel0: I32):

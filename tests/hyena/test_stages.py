@@ -16,14 +16,37 @@ machine = pytest.importorskip("reference.ptx.machine")
 
 @pytest.mark.parametrize("kind", hyena_inputs.SETS)
 @pytest.mark.parametrize("layout", ["reshape", "transpose"])
-@pytest.mark.parametrize("length, tile, split", [(1, 16, 1), (70, 16, 2), (131, 32, 1), (131, 8, 2)])
-def test_filter(kind, layout, length, tile, split):
-    inputs = hyena_inputs.SETS[kind](1, length, width=128, inner=128)
-    kernel = Filter(128, 5, layout, True, False, tile, split)
+@pytest.mark.parametrize(
+    "width, length, tile, split",
+    [
+        (128, 1, 16, 1),
+        (128, 70, 16, 2),
+        (128, 131, 32, 1),
+        (64, 131, 8, 1),
+        (192, 97, 16, 1),
+        (256, 70, 8, 1),
+        (256, 41, 16, 1),
+        (256, 131, 32, 1),
+    ],
+)
+def test_filter(kind, layout, width, length, tile, split):
+    inputs = hyena_inputs.SETS[kind](1, length, width=width, inner=128)
+    kernel = Filter(width, 5, layout, True, False, tile, split)
+    out = poisoned(width, stages.pitch(length))
     with machine.ptx_machine("sm_90a"):
-        k = stages.hyena_filter(tensors(inputs), kernel, length, length, 0.05, out=poisoned(128, stages.pitch(length)))
+        k = stages.hyena_filter(tensors(inputs), kernel, length, length, 0.05, out=out)
     assert rel_l2(k[:, :length], hyena.hyena_filter(inputs, length, 0.05, layout)["k"]) < 3e-6
     assert torch.isnan(k[:, length:]).all()
+
+
+@pytest.mark.parametrize("width", range(64, 1025, 64))
+@pytest.mark.parametrize("length", [1, 131, 1024, 4096, 32768])
+def test_choice_of_a_filter(width, length):
+    """A task has at most 256 channels, and the tasks one turn on the device where they can."""
+    kernel = Filter.for_shape(width, 5, "reshape", True, False, length, 132)
+    assert width % kernel.split == 0
+    assert kernel.channels <= 256
+    assert kernel.split * -(-length // kernel.tile) <= 132 or kernel.tile == 32 or width > 256
 
 
 def test_filter_of_a_trained_model():
