@@ -147,6 +147,21 @@ def test_what_one_lane_waited_for_the_others_know_after_they_met(without):
     check(ONE_WAITS, without, "race", r"ld\.shared", out=np.zeros(32, np.uint32), before=TILE)
 
 
+def test_lanes_that_wait_apart_know_the_same():
+    body = ONE_WAITS.replace(
+        "bar.warp.sync -1; // met",
+        """
+setp.ne.b32 %p6, %r0, 0;
+@!%p6 bra ALL;
+M:
+mbarrier.try_wait.parity.shared.b64 %p5, [%r3], 0;
+@!%p5 bra M;
+ALL:
+""",
+    )
+    check(body, None, "", "", out=np.zeros(32, np.uint32), before=TILE)
+
+
 COPY_OUT = """
 mov.u32 %r2, tile;
 shl.b32 %r3, %r0, 2;

@@ -35,17 +35,31 @@ void release(Machine *m, Warp *w, Clock into) {
     w->clock.done[agent(w, AGENT_WARP)]++;
 }
 
+static int covers(const Machine *m, Clock a, Clock b) {
+    for (uint32_t i = 0; i < m->clock_words; i++) if (a.done[i] < b.done[i]) return 0;
+    return 1;
+}
+
 void acquire(Machine *m, Warp *w, Clock from) {
     if (w->live & ~w->on) {
-        if (!w->split) clock_clear(m, w->base), clock_join(m, w->base, w->clock);
-        w->acquired = w->split ? w->acquired & w->on : w->on;
+        if (!w->split) {
+            clock_clear(m, w->base), clock_join(m, w->base, w->clock);
+            w->acquired = w->on;
+        } else if (!(w->acquired & w->on) && (w->acquired | w->on) == w->live && covers(m, w->clock, from)) {
+            clock_join(m, w->base, from);              /* the others catch up */
+        } else w->acquired &= w->on;
         w->split = 1;
     } else if (w->split) clock_join(m, w->base, from);
     clock_join(m, w->clock, from);
 }
 
-/* What the executing lanes know to be done. */
-static const uint32_t *known(const Warp *w) { return w->split && w->on & ~w->acquired ? w->base.done : w->clock.done; }
+/* Whether the executing lanes know that the agent's accesses up to this clock are done. What the warp's own units do, all its lanes wait
+   for together, but for tcgen05 operations, which tell an mbarrier. */
+static int known(const Warp *w, uint32_t a, uint32_t clock) {
+    uint32_t kind = a % AGENTS, own = kind < AGENT_MBARRIER && a == agent(w, (int)(kind - kind % MAX_WARPS)) && (kind < AGENT_TCGEN || kind >= AGENT_CPASYNC);
+    int base = w->split && w->on & ~w->acquired && !own;
+    return (base ? w->base.done : w->clock.done)[a] >= clock;
+}
 
 typedef struct {
     Access write;                /* agent == NOBODY: never written */
@@ -115,7 +129,7 @@ static int in_order_unit(uint32_t a) {   /* tcgen05 operations of one thread run
 
 static int precedes(const Access *old, const Warp *issuer, const Access *new) {
     if (old->agent == new->agent && in_order_unit(old->agent)) return 1;
-    if (known(issuer)[old->agent] >= old->clock) return 1;
+    if (known(issuer, old->agent, old->clock)) return 1;
     return old->agent == agent(issuer, AGENT_WARP);        /* what the issuing warp itself did before */
 }
 
