@@ -171,7 +171,7 @@ class FilterRole:
         atom = cute.make_copy_atom(cpasync.CopyG2SOp(), F32, num_bits_per_copy=128)
         gW, tW = cute.zipped_divide(mW, (1, 4)), cute.zipped_divide(sW, (1, 4))
         vectors = sW.shape[1] // 4
-        for i in cutlass.range(sW.shape[0] * vectors // THREADS, unroll=4):
+        for i in cutlass.range(sW.shape[0] * vectors // THREADS, unroll=2):
             row, k4 = (thread + THREADS * i) // vectors, thread % vectors
             cute.copy(atom, gW[(0, None), (row0 + row, k0 // 4 + k4)], tW[(0, None), (row, k4)])
 
@@ -356,7 +356,10 @@ class FilterKernel:
         self.Storage = Storage
         self.kernel.set_name_prefix("hyena_filter", remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(mZ, mW1, mB1, mFreq, mW2, mB2, mW3, mB3, mWf, mBias, mDeltas, mK, length, norm_len, shift).launch(
-            grid=(self.role.tasks(length), 1, 1), block=(THREADS, 1, 1), stream=stream
+            grid=(self.role.tasks(length), 1, 1),
+            block=(THREADS, 1, 1),
+            min_blocks_per_mp=1,  # without it ptxas spills, for more blocks than shared memory has room for
+            stream=stream,
         )
 
     @cute.kernel

@@ -272,7 +272,8 @@ class ProjectKernel:
                     *(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1, i, cute.arch.lane_idx()),
                 )
         if side >= 0 and side < 4:
-            for task in cutlass.range(last, self.filter.tasks(conv_length), blocks, unroll=1):
+            tasks = cute.arch.make_warp_uniform(self.filter.tasks(conv_length))  # the filter needs the registers
+            for task in cutlass.range(last, tasks, blocks, unroll=1):
                 self.filter.work(
                     *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK),
                     *(conv_length, norm_len, shift, sFilter, task),
