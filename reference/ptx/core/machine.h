@@ -144,7 +144,7 @@ struct Warp {
     uint32_t *tcgen_after;       /* what tcgen05.fence::after_thread_sync has let later tcgen05 operations rely on (sm_100) */
     uint64_t steps;
     Groups bulk, wgmma, cpasync;
-    lanes_t bulk_lanes, cpasync_lanes;   /* that issued operations of these groups: groups belong to a thread */
+    lanes_t bulk_lanes;          /* that issued bulk copies: their groups belong to a thread */
     uint32_t tmem_loads, tmem_stores, tcgen_ops;
     int tmem_open, tcgen_uncommitted;   /* tmem_open: bit 0 loads, bit 1 stores that were not waited for */
     int cluster_arrived;
