@@ -260,10 +260,10 @@ class ClusterFinishKernel:
         # A LayerNorm row's L2 norm is at most sqrt(D), so |n2| <= sqrt(D) max |weight| + |bias|, and with fc1's rows
         # |h| <= |W1_j| |n2| + |b1_j|: two scales that fit every token.
         bounds = (
-            numerics.max_over(rows.largest(all_w), 32),
-            numerics.sum_over(rows.sum_of_squares(all_b), 32),
-            numerics.max_over(rows.largest(all_norm1), 32),
-            numerics.max_over(rows.largest(all_b1), 32),
+            numerics.max_over(numerics.largest(all_w), 32),
+            numerics.sum_over(numerics.sum_of_squares(all_b), 32),
+            numerics.max_over(numerics.largest(all_norm1), 32),
+            numerics.max_over(numerics.largest(all_b1), 32),
         )
         if tidx % 32 == 0:
             for i in cutlass.range_constexpr(4):

@@ -121,7 +121,7 @@ def store_largest(
 ):
     """The largest |p| of each token in a warp's channels."""
     for j in cutlass.range_constexpr(cute.size(p, mode=[1])):
-        amax = largest(p[None, j])
+        amax = numerics.largest(p[None, j])
         for offset in cutlass.range_constexpr(8, 17, 8):
             amax = cute.arch.fmax(amax, cute.arch.shuffle_sync_bfly(amax, offset=offset))
         if tidx % 32 < 8:
@@ -142,7 +142,7 @@ def store_convolved(
         token = 8 * j + tidx % 8
         warps = cute.make_rmem_tensor(8, F32)
         cute.autovec_copy(sReduce[None, token], warps)
-        scale, inverse = numerics.scale_of(largest(warps))
+        scale, inverse = numerics.scale_of(numerics.largest(warps))
         if tidx < 8:
             sScale[token] = inverse
         x = p[None, j]
@@ -344,20 +344,3 @@ def load_all(m: cute.Tensor, tidx: I32):
         if tidx + i * THREADS < count:
             out[i] = m[tidx + i * THREADS]
     return out
-
-
-@cute.jit
-def largest(x: cute.Tensor):
-    """max |x| over registers; a NaN doesn't count."""
-    amax = F32(0.0)
-    for i in cutlass.range_constexpr(cute.size(x)):
-        amax = cute.arch.fmax(amax, cute.arch.fmax(x[i], -x[i]))
-    return amax
-
-
-@cute.jit
-def sum_of_squares(x: cute.Tensor):
-    total = F32(0.0)
-    for i in cutlass.range_constexpr(cute.size(x)):
-        total = total + x[i] * x[i]
-    return total

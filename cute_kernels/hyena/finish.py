@@ -281,13 +281,13 @@ class FinishKernel:
 
         # A LayerNorm row's L2 norm is at most sqrt(D), so |n2| <= sqrt(D) max |weight| + |bias|, and with fc1's rows
         # |h| <= |W1_j| |n2| + |b1_j|: two scales that fit every token.
-        amax = rows.largest(p)
+        amax = numerics.largest(p)
         sReduce[row, tidx // c.tile // 2, tidx // c.tile % 2] = amax
         bounds = (
-            numerics.max_over(rows.largest(norm_w), 32),
-            numerics.sum_over(rows.sum_of_squares(norm_b), 32),
-            numerics.max_over(rows.largest(norm1), 32),
-            numerics.max_over(rows.largest(b1_all), 32),
+            numerics.max_over(numerics.largest(norm_w), 32),
+            numerics.sum_over(numerics.sum_of_squares(norm_b), 32),
+            numerics.max_over(numerics.largest(norm1), 32),
+            numerics.max_over(numerics.largest(b1_all), 32),
         )
         if tidx % 32 == 0:
             for i in cutlass.range_constexpr(4):

@@ -362,20 +362,3 @@ def store_vector(
         n = tidx + i * THREADS
         if n < count:
             s[slot + n % 2, n // 2] = x[i] * factor
-
-
-@cute.jit
-def largest(x: cute.Tensor):
-    """max |x| over registers; a NaN doesn't count."""
-    amax = F32(0.0)
-    for i in cutlass.range_constexpr(cute.size(x)):
-        amax = cute.arch.fmax(amax, cute.arch.fmax(x[i], -x[i]))
-    return amax
-
-
-@cute.jit
-def sum_of_squares(x: cute.Tensor):
-    total = F32(0.0)
-    for i in cutlass.range_constexpr(cute.size(x)):
-        total = total + x[i] * x[i]
-    return total

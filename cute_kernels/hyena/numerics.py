@@ -124,3 +124,21 @@ def sine_of_turns(turns: F64):
     """sin(2 pi turns), the turns reduced in double."""
     n = cute.math.floor(turns * F64(4.0) + F64(0.5))
     return _sine_of((turns * F64(4.0) - n).to(F32) * F32(HALF_PI[0]), n.to(I32))
+
+
+@cute.jit
+def largest(x: cute.Tensor):
+    """max |x| over registers; a NaN doesn't count."""
+    amax = F32(0.0)
+    for i in cutlass.range_constexpr(cute.size(x)):
+        amax = cute.arch.fmax(amax, cute.arch.fmax(x[i], -x[i]))
+    return amax
+
+
+@cute.jit
+def sum_of_squares(x: cute.Tensor):
+    """Over registers."""
+    total = F32(0.0)
+    for i in cutlass.range_constexpr(cute.size(x)):
+        total = total + x[i] * x[i]
+    return total

@@ -9,12 +9,13 @@ A case is D = C + A B^T with A [64, k], B [n, k], C and D [64, n] and one k step
 
 from __future__ import annotations
 
-import argparse
 import pathlib
 import zlib
 from collections.abc import Iterator
 
 import numpy as np
+
+from .recorder import recorder
 
 KINDS = {"bf16": 16, "f16": 16, "tf32": 8}  # k of one step
 RECORDING = "accumulation.npz"
@@ -333,16 +334,5 @@ def keep(folder: pathlib.Path) -> None:
         np.savez_compressed(KEPT, **kept, **{v: checksums(data[v]) for v in VARIANTS})
 
 
-COMMANDS = {"device": on_device, "judge": judge, "keep": keep}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument("folder", type=pathlib.Path)
-    options = parser.parse_args()
-    COMMANDS[options.command](options.folder)
-
-
 if __name__ == "__main__":
-    main()
+    recorder(__doc__, {"device": on_device, "judge": judge, "keep": keep})

@@ -9,7 +9,6 @@ The distance is counted in floats (ulp). `device` counts it over every STRIDE-th
 
 from __future__ import annotations
 
-import argparse
 import pathlib
 import shutil
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from .recorded import FUNCTIONS, Answers, rounded
+from .recorder import recorder
 
 RECORDING = "approximations.npz"
 KEPT = pathlib.Path(__file__).with_name("h200_approximations.npz")
@@ -182,16 +182,5 @@ def keep(folder: pathlib.Path) -> None:
     shutil.copyfile(folder / RECORDING, KEPT)
 
 
-COMMANDS = {"device": on_device, "judge": judge, "keep": keep}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument("folder", type=pathlib.Path)
-    options = parser.parse_args()
-    COMMANDS[options.command](options.folder)
-
-
 if __name__ == "__main__":
-    main()
+    recorder(__doc__, {"device": on_device, "judge": judge, "keep": keep})

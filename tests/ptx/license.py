@@ -9,13 +9,13 @@ How a tensor core adds one step, on operands chosen for that: accumulation.py.
 
 from __future__ import annotations
 
-import argparse
 import pathlib
 
 import numpy as np
 import torch
 
 from .kernels import compiled
+from .recorder import recorder
 from .running import case, run
 
 ARCH = "sm_90a"
@@ -120,16 +120,5 @@ def recorded() -> dict[tuple[str, int], tuple[list[torch.Tensor], torch.Tensor]]
         return out
 
 
-COMMANDS = {"device": on_device, "judge": judge, "keep": keep}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument("folder", type=pathlib.Path)
-    options = parser.parse_args()
-    COMMANDS[options.command](options.folder)
-
-
 if __name__ == "__main__":
-    main()
+    recorder(__doc__, {"device": on_device, "judge": judge, "keep": keep})
