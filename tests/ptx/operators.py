@@ -26,6 +26,8 @@ import numpy as np
 import torch
 
 import cute_kernels
+from cute_kernels.hyena import stages
+from cute_kernels.hyena.config import Finish, Precision
 from cute_kernels.runtime import backend, cache
 from reference import hyena_inputs, inputs
 from reference.ptx.machine import ptx_machine
@@ -86,6 +88,23 @@ def _block(batch: int, length: int, precision: str, kept: bool = False, **dims) 
     return Case(made, lambda t: cute_kernels.hyena_block(*_split(t), precision=precision), kept)
 
 
+def _finish(tokens: int, precision: str, kept: bool = False) -> Case:
+    """`Finish`, which a block has for more tokens than the machine gets through."""
+    p = Precision.named(precision)
+    kernel = Finish(p.dtype, p.parts, 256, 1024, 1)
+
+    def made():
+        mixed = np.random.RandomState(7).standard_normal((1, 256, stages.pitch(tokens))).astype(np.float32)
+        return _stress(1, tokens) | {"mixed": torch.from_numpy(mixed)}
+
+    def call(t):
+        weights = {name: w for name, w in t.items() if name not in ("hidden_states", "mixed")}
+        operands = stages.convert_weights(weights, p)
+        stages.finish(t["mixed"], t["hidden_states"], weights, operands, kernel, tokens, 1e-5)
+
+    return Case(made, call, kept)
+
+
 SMALL = {"width": 128, "inner": 256}
 TWO_GROUPS = {"chunk_size": 64, "heads": 4, "groups": 2, "d_state": 64, "g_layout": "per_group"}
 HALVES = {"dtype": torch.float16, "bias_dtype": torch.float32}
@@ -106,6 +125,7 @@ CASES: dict[str, Case] = {
 for _precision in ("highest", "high", "medium"):
     for _shape in ((1, 131), (2, 67)):
         CASES["block-{}x{}-{}".format(*_shape, _precision)] = _block(*_shape, _precision)
+    CASES[f"finish-{_precision}"] = _finish(70, _precision)
     CASES[f"small-{_precision}"] = _block(2, 17, _precision, kept=True, **SMALL)
 
 
