@@ -1,69 +1,97 @@
-"""compute-sanitizer over every operator, on a GPU: `python -m tests.sanitizer`.
+"""compute-sanitizer over every operator, on a GPU: `python -m tests.sanitizer [CASE ...]`.
 
-Runs the four tools side by side on small cases that reach every kernel, and prints what each of them reports.
+Runs each of the four tools on each small case, a process each, as many at once as there are processors; together the
+cases reach every kernel. Prints what a tool reports as soon as it is done with a case.
 """
 
 from __future__ import annotations
 
+import argparse
+import functools
+import itertools
+import os
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import torch
 
 import cute_kernels
 from reference import hyena_inputs, inputs
 
-TOOLS = {
+TOOLS = {  # the slowest first
+    "racecheck": [],
+    "initcheck": [],
     # without cuGetProcAddress failing where the CUDA bindings' loader probes for functions of newer drivers
     "memcheck": ["--report-api-errors", "no"],
-    "racecheck": [],
     "synccheck": [],
-    "initcheck": [],
 }
-SEGSUM = [  # one product for all heads; several groups and odd heads; small chunks
-    ({"batch": 1, "chunks": 3, "heads": 16, "groups": 1, "d_state": 256, "chunk_size": 256}, "per_head"),
-    ({"batch": 2, "chunks": 1, "heads": 3, "groups": 3, "d_state": 64, "chunk_size": 128}, "per_head"),
-    ({"batch": 1, "chunks": 2, "heads": 8, "groups": 2, "d_state": 128, "chunk_size": 64}, "per_group"),
-]
-HYENA = [(1, 131), (2, 541)]  # batch rows, length
-CONVOLUTIONS = [3, 131, 997, 4099]  # lengths
 
 
-def run_operators() -> None:
-    for shape, g_layout in SEGSUM:
-        x = inputs.official(0, "cuda", **shape)
-        cute_kernels.mamba_segsum(x.dt, x.A_log, x.B, x.C, g_layout=g_layout)
-    for batch, length in HYENA:
-        w = {name: torch.from_numpy(array).cuda() for name, array in hyena_inputs.stress(batch, length).items()}
-        x = w.pop("hidden_states")
-        for precision in ("highest", "high", "medium"):
-            cute_kernels.hyena_block(x, cute_kernels.HyenaBlockParams(**w), precision=precision)
-    for length in CONVOLUTIONS:
-        u, k = torch.randn(2, 3, length, device="cuda"), torch.randn(3, length, device="cuda")
-        cute_kernels.causal_long_conv(u, k, skip=torch.randn(3, device="cuda"))
-    torch.cuda.synchronize()
+def segsum(g_layout: str, **shape: int) -> None:
+    x = inputs.official(0, "cuda", **shape)
+    cute_kernels.mamba_segsum(x.dt, x.A_log, x.B, x.C, g_layout=g_layout)
+
+
+def block(batch: int, length: int, precision: str) -> None:
+    w = {name: torch.from_numpy(array).cuda() for name, array in hyena_inputs.stress(batch, length).items()}
+    x = w.pop("hidden_states")
+    cute_kernels.hyena_block(x, cute_kernels.HyenaBlockParams(**w), precision=precision)
+
+
+def conv(length: int) -> None:
+    u, k = torch.randn(2, 3, length, device="cuda"), torch.randn(3, length, device="cuda")
+    cute_kernels.causal_long_conv(u, k, skip=torch.randn(3, device="cuda"))
+
+
+CASES: dict[str, Callable[[], None]] = {
+    "segsum-one_group": functools.partial(
+        segsum, "per_head", chunks=2, heads=16, groups=1, d_state=256, chunk_size=256
+    ),
+    "segsum-odd_heads": functools.partial(segsum, "per_head", batch=2, heads=3, groups=3, d_state=64, chunk_size=128),
+    "segsum-per_group": functools.partial(segsum, "per_group", chunks=2, heads=8, groups=2, d_state=128, chunk_size=64),
+}
+CASES |= {
+    f"block-{batch}x{length}-{precision}": functools.partial(block, batch, length, precision)
+    for (batch, length), precision in itertools.product([(1, 131), (2, 541), (33, 131)], ("highest", "high", "medium"))
+}  # 33 x 131: more tokens than one wave of clusters has
+CASES |= {f"conv-{length}": functools.partial(conv, length) for length in (3, 131, 997, 4099, 16384)}
+
+
+def check(tool: str, case: str) -> tuple[bool, str]:
+    command = [sys.executable, "-m", "tests.sanitizer", "--run", case]
+    options = ["--tool", tool, "--error-exitcode", "1", *TOOLS[tool]]
+    run = subprocess.run(["compute-sanitizer", *options, *command], capture_output=True, text=True)
+    return run.returncode == 0, run.stdout + run.stderr
 
 
 def main() -> int:
-    if sys.argv[1:] == ["operators"]:
-        run_operators()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all unless told")
+    parser.add_argument("--run", action="store_true", help="run the cases, without a tool")
+    parser.add_argument("--tool", choices=TOOLS, action="append", help="all unless told")
+    options = parser.parse_args()
+    cases = options.cases or list(CASES)
+    if unknown := set(cases) - set(CASES):
+        parser.error(f"no such case: {', '.join(sorted(unknown))}")
+    if options.run:
+        for case in cases:
+            CASES[case]()
+        torch.cuda.synchronize()
         return 0
-    run_operators()  # so that every kernel is compiled and cached before the tools look at it
-    command = [sys.executable, "-m", "tests.sanitizer", "operators"]
-    runs = {
-        tool: subprocess.Popen(
-            ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1", *options, *command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for tool, options in TOOLS.items()
-    }
+    for case in cases:  # so that every kernel is compiled and cached before the tools look at it
+        CASES[case]()
     clean = True
-    for tool, run in runs.items():
-        report = run.communicate()[0]
-        clean &= run.returncode == 0
-        print(f"{tool}: {'clean' if run.returncode == 0 else report}")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        runs = {
+            pool.submit(check, tool, case): f"{tool} {case}"
+            for tool, case in itertools.product(options.tool or TOOLS, cases)
+        }
+        for run in as_completed(runs):
+            passed, report = run.result()
+            clean &= passed
+            print(f"{runs[run]}: {'clean' if passed else report}", flush=True)
     return 0 if clean else 1
 
 
