@@ -1,5 +1,6 @@
 """Every test can run everywhere: those marked `gpu` are skipped where there is no GPU. Kernels are compiled once."""
 
+import gc
 import os
 
 import pytest
@@ -27,3 +28,9 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+def pytest_collection_finish():
+    """Compilers and parsers make so many objects that collecting garbage among all that there are took a sixth."""
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)

@@ -6,7 +6,6 @@ kind. The others are `exhaustive`.
 """
 
 import dataclasses
-import itertools
 
 import pytest
 
@@ -15,25 +14,16 @@ from cute_kernels.hyena import config
 from cute_kernels.runtime import cache
 from cute_kernels.runtime.inspect import machine_code
 
+from .covering import covering
+
 SHARED_LIMIT = 232_448  # bytes a block may have on all three
 PLAIN_FP32 = (config.ConvertWeights, config.Filter, config.LongConv)  # no matrix product
 BY_THREADS = (*PLAIN_FP32, config.Project)  # read what they must convert; no copies but between a cluster's blocks
 TOGETHER = {"sm_90a": 2, "sm_100a": 1, "sm_103a": 0}  # fields
 
 
-def covering(kernels, together):
-    """A few of the kernels, all of one type, with every combination of values of `together` fields between them."""
-
-    def combinations(kernel):
-        fields = ((field.name, getattr(kernel, field.name)) for field in dataclasses.fields(kernel))
-        return set(itertools.combinations(fields, together))
-
-    missing = set().union(*map(combinations, kernels))
-    chosen = []
-    while missing:
-        chosen.append(max(kernels, key=lambda kernel: len(combinations(kernel) & missing)))
-        missing -= combinations(chosen[-1])
-    return chosen
+def fields(kernel):
+    return (getattr(kernel, field.name) for field in dataclasses.fields(kernel))
 
 
 def parameters():
@@ -41,7 +31,7 @@ def parameters():
     for arch, together in TOGETHER.items():
         for kind in dict.fromkeys(map(type, kernels)):
             of_kind = [kernel for kernel in kernels if type(kernel) is kind and arch in kernel.archs]
-            first = covering(of_kind, together)
+            first = covering(of_kind, fields, together)
             for kernel in of_kind:
                 marks = () if kernel in first else pytest.mark.exhaustive
                 yield pytest.param(kernel, arch, id=f"{kernel.symbol()}-{arch}", marks=marks)

@@ -6,6 +6,7 @@ the core's function and its integers, in the order that the function's comment i
 
 from __future__ import annotations
 
+import functools
 import re
 
 from .parser import Address, Immediate, Pair, PtxError, Register, Vector
@@ -71,6 +72,7 @@ SPECIAL = [
 ]
 
 
+@functools.cache
 def bits_of(t: str) -> int:
     if t.endswith("x2"):
         return 2 * bits_of(t[:-2])

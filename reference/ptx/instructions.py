@@ -13,6 +13,7 @@ captured. Where operands are irregular, a function of encoders.py encodes them.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -380,25 +381,35 @@ for _row in TABLE:
         _BY_NAME.setdefault(_name, []).append(_row)
 
 
-def encode(encoder, opcode: str, operands: list) -> tuple[str, list[int], int]:
-    """The core function, its integers and the flags of an instruction. Raises PtxError where the table has no row."""
+@functools.cache
+def _row_of(opcode: str) -> tuple[Row, dict[str, str]]:
+    """The opcode's row, and what its pattern captures."""
     for row in _BY_NAME.get(opcode.split(".")[0], ()):
-        match = row.regex.fullmatch(opcode)
-        if match:
-            break
-    else:
-        raise PtxError("not implemented")
-    captures = {k: v for k, v in match.groupdict().items() if v is not None}
-    encoder.convergent = bool(row.flags & CONVERGENT)
-    if not isinstance(row.operands, str):
-        op, args = row.operands(encoder, opcode, operands, captures)
-        return op, args, row.flags | (CONVERGENT if encoder.convergent else 0)
+        if match := row.regex.fullmatch(opcode):
+            return row, {k: v for k, v in match.groupdict().items() if v is not None}
+    raise PtxError("not implemented")
+
+
+@functools.cache
+def _plain(opcode: str) -> tuple[str, list[str], list[int]]:
+    """Of a row whose operands are written out: the core function, a word for each operand, the integers after them."""
+    row, captures = _row_of(opcode)
     t = captures.get("t")
     if t and t != "pred":
-        captures |= {"bits": bits_of(t), "sign": "s" if t[0] == "s" else "u", "wide": f"b{2 * bits_of(t)}"}
-    captures["flags"] = arithmetic_flags(opcode)
+        captures = captures | {"bits": bits_of(t), "sign": "s" if t[0] == "s" else "u", "wide": f"b{2 * bits_of(t)}"}
+    captures = captures | {"flags": arithmetic_flags(opcode)}
     words, _, extra = row.operands.format(**captures).partition("/")
-    words = words.split()
+    return row.op.format(**captures), words.split(), [int(x) for x in extra.split()]
+
+
+def encode(encoder, opcode: str, operands: list) -> tuple[str, list[int], int]:
+    """The core function, its integers and the flags of an instruction. Raises PtxError where the table has no row."""
+    row, captures = _row_of(opcode)
+    encoder.convergent = bool(row.flags & CONVERGENT)
+    if not isinstance(row.operands, str):
+        op, args = row.operands(encoder, opcode, operands, dict(captures))
+        return op, args, row.flags | (CONVERGENT if encoder.convergent else 0)
+    op, words, extra = _plain(opcode)
     if len(words) != len(operands):
         raise PtxError("not implemented (number of operands)")
     args: list[int] = []
@@ -415,5 +426,4 @@ def encode(encoder, opcode: str, operands: list) -> tuple[str, list[int], int]:
             args.append(encoder.destination(operand, bits_of(word[1:])))
         else:
             args.append(encoder.source(operand, word))
-    args += [int(x) for x in extra.split()]
-    return row.op.format(**captures), args, row.flags
+    return op, args + extra, row.flags

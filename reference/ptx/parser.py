@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 from dataclasses import dataclass, field
@@ -128,7 +129,16 @@ _DECLARATION = re.compile(
 )
 
 
+_LABEL = re.compile(rf"({_NAME})\s*:(?!:)")
+_FUNCTION = re.compile(r"(\.visible|\.weak)?\s*\.(entry|func)\b")
+_BRACKETS = re.compile(r"[\[\](){}]")
+_DISPLACED = re.compile(rf"({_NAME})\s*([+-])\s*(-?\w+)")
+_GUARD = re.compile(r"@\s*(!?)\s*(\S+)\s+(.*)", re.S)
+
+
 def _number(text: str) -> int | float | None:
+    if not text or text[0] not in "+-0123456789":
+        return None
     if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", text):
         return (
             struct.unpack("<f", int(text[2:], 16).to_bytes(4, "little"))[0]
@@ -159,6 +169,9 @@ class _NanBits(float):
 
 def _split(text: str) -> list[str]:
     """Splits at the commas outside brackets and braces."""
+    if not _BRACKETS.search(text):
+        parts = [part.strip() for part in text.split(",")]
+        return parts if parts[-1] else parts[:-1]
     parts, depth, start = [], 0, 0
     for i, c in enumerate(text):
         if c in "[{(":
@@ -217,13 +230,13 @@ def _tokens(text: str):
             yield c, line
             i += 1
         else:
-            label = re.compile(rf"({_NAME})\s*:(?!:)").match(text, i)
+            label = _LABEL.match(text, i)
             if label:
                 yield label.group(1) + ":", line
                 i = label.end()
                 continue
             depth, k = 0, i
-            head = re.compile(r"(\.visible|\.weak)?\s*\.(entry|func)\b").match(text, i)
+            head = _FUNCTION.match(text, i)
             while k < n:  # braces inside a statement are vectors or initialisers, except for a function's body
                 if text[k] == "{" and head:
                     break
@@ -239,14 +252,19 @@ def _tokens(text: str):
             i = k if head else k + 1
 
 
+_register = functools.lru_cache(maxsize=1 << 16)(Register)  # the same few thousand, again and again
+
+
 def _operand(text: str, scope: _Scope, kernel: Kernel):
     text = text.strip()
+    if text.startswith("%") and "|" not in text:
+        return _register(scope.resolve(text))
     if text.startswith("{"):
         return Vector(tuple(_operand(t, scope, kernel) for t in _split(text[1:-1])))
     if text.startswith("["):
         parts = _split(text[1:-1])
         base, offset = parts[0], 0
-        match = re.fullmatch(rf"({_NAME})\s*([+-])\s*(-?\w+)", base)
+        match = _DISPLACED.fullmatch(base)
         if match:
             base, offset = match.group(1), int(match.group(3), 0) * (-1 if match.group(2) == "-" else 1)
         coordinates = _operand(parts[1], scope, kernel) if len(parts) > 1 else None
@@ -367,7 +385,7 @@ def parse(text: str) -> Module:
 def _instruction(statement: str, scope: _Scope, kernel: Kernel, line: int, source) -> Instruction:
     guard = None
     if statement.startswith("@"):
-        match = re.match(r"@\s*(!?)\s*(\S+)\s+(.*)", statement, re.S)
+        match = _GUARD.match(statement)
         guard, statement = Register(scope.resolve(match[2]), bool(match[1])), match[3]
     parts = statement.split(None, 1)
     operands = []

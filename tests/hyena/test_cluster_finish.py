@@ -7,8 +7,9 @@ import torch
 from cute_kernels.hyena.config import ClusterFinish, Precision
 from reference import hyena, hyena_inputs
 
-from .test_finish import ARCHS, KINDS, LIMITS, run
-from .test_stages import rel_l2
+from ..covering import parametrize
+from .cases import rel_l2
+from .test_finish import ARCHS, LIMITS, run
 
 
 def kernel_of(precision, width, inner, split=2, tokens=8):
@@ -16,29 +17,29 @@ def kernel_of(precision, width, inner, split=2, tokens=8):
     return ClusterFinish(chosen.dtype, chosen.parts, width, inner, split, tokens)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("kind, precision", KINDS)
-@pytest.mark.parametrize(
-    "width, inner, batch, length, split, tokens",
-    [
-        (128, 256, 1, 70, 2, 32),  # one chunk
-        (128, 512, 3, 43, 2, 16),  # tiles that straddle batch rows; two chunks
-        (128, 768, 2, 33, 2, 24),  # three
-        (256, 1024, 1, 35, 4, 8),  # a last tile of 3 tokens
-        (256, 1024, 1, 65, 4, 16),
-        (256, 1024, 1, 65, 2, 32),
-    ],
+@parametrize(
+    {
+        "width, inner, batch, length, split, tokens": [
+            (128, 256, 1, 70, 2, 32),  # one chunk
+            (128, 512, 3, 43, 2, 16),  # tiles that straddle batch rows; two chunks
+            (128, 768, 2, 33, 2, 24),  # three
+            (256, 1024, 1, 35, 4, 8),  # a last tile of 3 tokens
+            (256, 1024, 1, 65, 4, 16),
+            (256, 1024, 1, 65, 2, 32),
+        ],
+        "precision": Precision.NAMES,
+        "arch": ARCHS,
+    }
 )
-def test_finish(kind, precision, width, inner, batch, length, split, tokens, arch):
-    inputs = hyena_inputs.SETS[kind](batch, length, width=width, inner=inner)
-    s = hyena.block(inputs)
-    out = run(inputs, s["p"], kernel_of(precision, width, inner, split, tokens), precision, length, arch)
-    assert rel_l2(out, s["out"]) < LIMITS[precision]
+def test_finish(precision, width, inner, batch, length, split, tokens, arch):
+    for made in hyena_inputs.SETS.values():
+        inputs = made(batch, length, width=width, inner=inner)
+        s = hyena.block(inputs)
+        out = run(inputs, s["p"], kernel_of(precision, width, inner, split, tokens), precision, length, arch)
+        assert rel_l2(out, s["out"]) < LIMITS[precision]
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("split, tokens", [(2, 32), (2, 16), (4, 8)])
-@pytest.mark.parametrize("precision", ["highest", "high"])
+@parametrize({"split, tokens": [(2, 32), (2, 16), (4, 8)], "precision": ["highest", "high"], "arch": ARCHS})
 def test_same_bits_under_every_schedule(precision, split, tokens, arch):
     inputs = hyena_inputs.stress(1, 70, width=128, inner=512)
     p, kernel = hyena.block(inputs)["p"], kernel_of(precision, 128, 512, split, tokens)

@@ -8,25 +8,13 @@ from cute_kernels.hyena import stages
 from cute_kernels.hyena.config import Finish, Precision
 from reference import hyena, hyena_inputs
 
-from .test_stages import poisoned, rel_l2, tensors
+from ..covering import parametrize
+from .cases import operands, padded, poisoned, rel_l2, tensors
 
 # Relative L2 on stress inputs: several times what is seen, and far below what a wrong kernel gives.
 LIMITS = {"highest": 5e-7, "high": 6e-4, "medium": 5e-3}
 EPS = 1e-5
 ARCHS = ("sm_90a", "sm_100a")
-# Official inputs, on which little can be seen, at one precision by default.
-KINDS = [
-    pytest.param(kind, name, marks=() if kind == "stress" or name == "high" else pytest.mark.exhaustive)
-    for kind in hyena_inputs.SETS
-    for name in Precision.NAMES
-]
-
-
-def padded(p):
-    """[B, D, L] float64 to the padded fp32 rows that kernels exchange; the padding is poison."""
-    out = poisoned(*p.shape[:2], stages.pitch(p.shape[2]))
-    out[..., : p.shape[2]] = torch.from_numpy(p)
-    return out
 
 
 def run(inputs, p, kernel, precision, conv_length, arch="sm_90a", **options):
@@ -35,9 +23,9 @@ def run(inputs, p, kernel, precision, conv_length, arch="sm_90a", **options):
     machine = pytest.importorskip("reference.ptx.machine")
     w = tensors(inputs)
     out = poisoned(*inputs["hidden_states"].shape)
+    converted = operands(w, Precision.named(precision))
     with machine.ptx_machine(arch, **options):
-        operands = stages.convert_weights(w, Precision.named(precision))
-        return stages.finish(padded(p), w["hidden_states"], w, operands, kernel, conv_length, EPS, out)
+        return stages.finish(padded(p), w["hidden_states"], w, converted, kernel, conv_length, EPS, out)
 
 
 def kernel_of(precision, width, inner, **config):
@@ -45,30 +33,29 @@ def kernel_of(precision, width, inner, **config):
     return Finish(chosen.dtype, chosen.parts, width, inner, **config)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("kind, precision", KINDS)
-@pytest.mark.parametrize(
-    "width, inner, batch, length, config",
-    [
-        (128, 128, 1, 70, {}),  # one chunk for each warpgroup
-        (128, 512, 3, 43, {"multicast": 2}),  # tiles that straddle batch rows; two chunks, wide ones with one part
-        (128, 256, 2, 33, {"split": 2}),
-        (256, 1024, 1, 131, {"split": 4}),  # an odd number of tiles, the last of 3 tokens
-        (256, 1024, 1, 65, {"split": 8}),
-        (256, 1024, 1, 65, {}),
-    ],
-    ids=str,
+@parametrize(
+    {
+        "width, inner, batch, length, config": [
+            (128, 128, 1, 70, {}),  # one chunk for each warpgroup
+            (128, 512, 3, 43, {"multicast": 2}),  # tiles that straddle batch rows; two chunks, wide ones with one part
+            (128, 256, 2, 33, {"split": 2}),
+            (256, 1024, 1, 131, {"split": 4}),  # an odd number of tiles, the last of 3 tokens
+            (256, 1024, 1, 65, {"split": 8}),
+            (256, 1024, 1, 65, {}),
+        ],
+        "precision": Precision.NAMES,
+        "arch": ARCHS,
+    }
 )
-def test_finish(kind, precision, width, inner, batch, length, config, arch):
-    inputs = hyena_inputs.SETS[kind](batch, length, width=width, inner=inner)
-    s = hyena.block(inputs)
-    out = run(inputs, s["p"], kernel_of(precision, width, inner, **config), precision, length, arch)
-    assert rel_l2(out, s["out"]) < LIMITS[precision]
+def test_finish(precision, width, inner, batch, length, config, arch):
+    for made in hyena_inputs.SETS.values():
+        inputs = made(batch, length, width=width, inner=inner)
+        s = hyena.block(inputs)
+        out = run(inputs, s["p"], kernel_of(precision, width, inner, **config), precision, length, arch)
+        assert rel_l2(out, s["out"]) < LIMITS[precision]
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("config", [{}, {"multicast": 2}, {"split": 4}], ids=str)
-@pytest.mark.parametrize("precision", ["highest", "high"])
+@parametrize({"config": [{}, {"multicast": 2}, {"split": 4}], "precision": ["highest", "high"], "arch": ARCHS})
 def test_same_bits_under_every_schedule(precision, config, arch):
     inputs = hyena_inputs.stress(1, 70, width=128, inner=512)
     p, kernel = hyena.block(inputs)["p"], kernel_of(precision, 128, 512, **config)

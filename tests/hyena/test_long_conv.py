@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from cute_kernels.hyena import stages, torch_path
-from cute_kernels.hyena.config import LongConv
+from cute_kernels.hyena.config import LongConv, MixLaunch
 from reference import hyena
+from tests.covering import parametrize
 
 ARCHES = ["sm_90a", "sm_100a"]
+WAYS = ["sums", "transforms"]
 OPTIONS = list(itertools.product([False, True], repeat=3))  # skip, pre_gate, post_gate
 LIMIT = 4e-7  # relative L2; seen are 3e-7 at most, a wrong kernel gives far more
 POISON = float("nan")
@@ -48,7 +50,7 @@ def machine(request):
         yield machine
 
 
-@pytest.fixture(params=["sums", "transforms"])
+@pytest.fixture(params=WAYS)
 def way(request, monkeypatch):
     """How short rows are convolved, whatever the batch."""
     largest = 1000 if request.param == "sums" else 0
@@ -71,11 +73,11 @@ def test_lengths(machine, way, length):
 def test_long(machine, monkeypatch, length):
     """The largest transform in registers, and those in shared memory, of one block and of two; a block of two rows."""
     monkeypatch.setattr(LongConv, "rows", lambda *_: 2)
-    arguments = make(length, 3, 2, length, length // 2, (True, False, False))
+    arguments = make(length, 3, 2, length, length // 2)
     assert rel_l2(stages.long_conv(*arguments), oracle(*arguments)) < LIMIT
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@parametrize({"machine": ARCHES, "way": WAYS, "options": OPTIONS}, indirect=["machine", "way"])
 def test_options(machine, way, options):
     arguments = make(1, 2, 5, 70, options=options)
     assert rel_l2(stages.long_conv(*arguments), oracle(*arguments)) < LIMIT
@@ -157,7 +159,8 @@ def test_budgets(points, arch):
     from cute_kernels.runtime import cache
     from cute_kernels.runtime.inspect import machine_code
 
-    kernel = LongConv(points, skip=True, pre_gate=points == 32 or points >= 8192, post_gate=True)
+    mixes = 128 <= points <= 4096  # in a block; either kernel is compiled for other tests, too
+    kernel = MixLaunch(points, True, False, True) if mixes else LongConv(points, True, True, True)
     codes = machine_code(cache.get(kernel, arch).cubin)
     assert len(codes) == (2 if points <= LongConv.DIRECT_POINTS else 1)
     for code in codes:

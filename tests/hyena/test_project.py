@@ -11,6 +11,7 @@ from cute_kernels.hyena.config import Precision, Project
 from cute_kernels.runtime import cache
 from cute_kernels.runtime.inspect import machine_code
 from reference import hyena, hyena_inputs
+from tests.covering import parametrize
 from tests.hyena.cases import rel_l2, tensors
 
 # Relative L2 on stress inputs: several times what is seen, and far below what a wrong kernel gives.
@@ -56,40 +57,37 @@ def check(inputs, kernel, limit, groups=2, conv_length=None, arch="sm_90a"):
     assert rel_l2(made.operands.fc1_norm, norms) < 1e-6
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("kind", hyena_inputs.SETS)
-@pytest.mark.parametrize("precision", Precision.NAMES)
-@pytest.mark.parametrize("batch, length, groups", [(1, 70, 4), (3, 131, 4)])
-def test_precisions(kind, precision, batch, length, groups, arch):
-    inputs = hyena_inputs.SETS[kind](batch, length, width=128, inner=128)
-    check(inputs, kernel_for(precision, tile=32), LIMITS[precision], groups, arch=arch)
+@parametrize({"precision": Precision.NAMES, "batch, length": [(1, 70), (3, 131)], "arch": ARCHS})
+def test_precisions(precision, batch, length, arch):
+    for made in hyena_inputs.SETS.values():
+        inputs = made(batch, length, width=128, inner=128)
+        check(inputs, kernel_for(precision, tile=32), LIMITS[precision], 4, arch=arch)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("length", [1, 2, 3, 63, 64, 65])
-@pytest.mark.parametrize("tile", [16, 64])
+@parametrize({"length": [1, 2, 3, 63, 64, 65], "tile": [16, 64], "arch": ARCHS})
 def test_lengths(length, tile, arch):
     inputs = hyena_inputs.stress(2, length, width=64, inner=128)
     check(inputs, kernel_for("highest", 64, tile=tile), LIMITS["highest"], arch=arch)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("precision", ["high", "highest"])
-@pytest.mark.parametrize(
-    "width, channels, tile, share, team",
-    [
-        (64, 64, 48, 1, 1),
-        (192, 32, 16, 2, 1),
-        (128, 32, 32, 4, 1),
-        (256, 32, 32, 1, 1),
-        (256, 64, 64, 1, 1),
-        (256, 64, 64, 4, 1),
-        (256, 32, 64, 8, 1),
-        (128, 32, 16, 1, 4),
-        (192, 64, 32, 1, 2),
-        (256, 64, 64, 2, 2),
-        (256, 32, 32, 1, 8),
-    ],
+@parametrize(
+    {
+        "width, channels, tile, share, team": [
+            (64, 64, 48, 1, 1),
+            (192, 32, 16, 2, 1),
+            (128, 32, 32, 4, 1),
+            (256, 32, 32, 1, 1),
+            (256, 64, 64, 1, 1),
+            (256, 64, 64, 4, 1),
+            (256, 32, 64, 8, 1),
+            (128, 32, 16, 1, 4),
+            (192, 64, 32, 1, 2),
+            (256, 64, 64, 2, 2),
+            (256, 32, 32, 1, 8),
+        ],
+        "precision": ["high", "highest"],
+        "arch": ARCHS,
+    }
 )
 def test_widths(precision, width, channels, tile, share, team, arch):
     kernel = kernel_for(precision, width, channels, tile, share, "transpose", team)
