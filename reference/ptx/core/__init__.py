@@ -13,8 +13,7 @@ import tempfile
 
 _HERE = pathlib.Path(__file__).parent
 _FLAGS = [
-    "-O2",
-    "-ftree-vectorize",
+    "-O3",
     "-march=native",
     "-ffp-contract=off",
     "-frounding-math",

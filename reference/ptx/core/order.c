@@ -269,10 +269,11 @@ static uint32_t cluster_of(const Machine *m, uint32_t cta) {
 /* CTAs of other clusters: nothing orders them in a launch. Those of one cluster: as in shared memory. */
 void touch_global(Machine *m, Warp *w, Allocation *r, uint64_t at, uint32_t bytes, Access access, int lane) {
     static char name[32];
+    static int named = -1;
     int tensor = (int)(r - m->allocations), write = access.kind != READ;
     uint32_t n = (uint32_t)(at % 2 + bytes + 1) / 2, me = w->cta->index + 1, mine = cluster_of(m, me - 1), mark = lane < 0 ? 0 : lane_mark(w, lane);
     Cell *cells = r->cells + at / 2;
-    snprintf(name, sizeof name, "tensor %d, byte", tensor);
+    if (named != tensor) snprintf(name, sizeof name, "tensor %d, byte", named = tensor);
     for (uint32_t i = 0; i < n && !m->ctas_synchronise; i++) {
         Cell *c = &cells[i];
         uint32_t writer = c->writer & 0x7fffffff;

@@ -5,18 +5,30 @@
 /* ---- elements ---- */
 int element_size(element_t type) { return type == TF32 ? 4 : type == E4M3 || type == E5M2 ? 1 : 2; }
 
+static inline float of_bits(uint32_t b) {
+    float f;
+    memcpy(&f, &b, 4);
+    return f;
+}
+static inline uint32_t bits_of(float f) {
+    uint32_t b;
+    memcpy(&b, &f, 4);
+    return b;
+}
+static inline float bf16_value(uint32_t bits) { return of_bits(bits << 16); }
+static inline float tf32_value(uint32_t bits) { return of_bits(bits & 0xffffe000u); }      /* the low 13 bits are not read */
+static inline float fp16_value(uint32_t bits) {
+    uint32_t b = (bits & 0x7fff) << 13, finite = bits_of(of_bits(b) * 0x1p112f);           /* exact, subnormals too */
+    return of_bits((b >= 0x0f800000u ? b | 0x7f800000u : finite) | (bits & 0x8000) << 16);
+}
+
 float element_value(element_t type, uint32_t bits) {
     float f;
-    uint32_t b;
     int e, m;
     switch (type) {
-    case BF16: b = bits << 16; memcpy(&f, &b, 4); return f;
-    case TF32: b = bits & 0xffffe000u; memcpy(&f, &b, 4); return f;      /* the low 13 bits are not read */
-    case FP16:
-        e = bits >> 10 & 31, m = bits & 1023;
-        if (!e) f = (float)m * 0x1p-24f;
-        else b = (e == 31 ? 255u : (uint32_t)e + 112) << 23 | (uint32_t)m << 13, memcpy(&f, &b, 4);
-        return bits & 0x8000 ? -f : f;
+    case BF16: return bf16_value(bits);
+    case TF32: return tf32_value(bits);
+    case FP16: return fp16_value(bits);
     case E4M3:
         e = bits >> 3 & 15, m = bits & 7;
         f = e == 15 && m == 7 ? NAN : e ? ldexpf(8 + m, e - 10) : ldexpf(m, -9);
@@ -26,6 +38,20 @@ float element_value(element_t type, uint32_t bits) {
         f = e == 31 ? (m ? NAN : INFINITY) : e ? ldexpf(4 + m, e - 17) : ldexpf(m, -16);
         return bits & 0x80 ? -f : f;
     }
+}
+
+/* 16 bytes, or fewer, of elements that lie side by side. */
+static void element_values(element_t type, const uint8_t *p, int n, float *to) {
+    if (element_size(type) == 2) {
+        uint16_t bits[8];
+        memcpy(bits, p, (size_t)n * 2);
+        if (type == BF16) for (int e = 0; e < n; e++) to[e] = bf16_value(bits[e]);
+        else for (int e = 0; e < n; e++) to[e] = fp16_value(bits[e]);
+    } else if (type == TF32) {
+        uint32_t bits[4];
+        memcpy(bits, p, (size_t)n * 4);
+        for (int e = 0; e < n; e++) to[e] = tf32_value(bits[e]);
+    } else for (int e = 0; e < n; e++) to[e] = element_value(type, p[e]);
 }
 
 int count_of(element_t type) { return type == BF16 ? COUNT_MMA_BF16 : type == FP16 ? COUNT_MMA_FP16 : type == TF32 ? COUNT_MMA_TF32 : COUNT_MMA_FP8; }
@@ -64,13 +90,9 @@ void load_matrix(Machine *m, Warp *w, Cta *cta, const MatrixDescriptor *d, int k
             if (m->strict && written && written != d->swizzle_bits + 1)
                 finding(m, "swizzle mismatch", -1, 0, "a descriptor with a %u-byte swizzle reads what a tensor copy wrote with a %u-byte one (16: none), at shared address %u",
                         16u << d->swizzle_bits, 16u << (written - 1), at);
-            const uint8_t *p = cta->shared + at;
-            for (int e = 0; e < step * run; e++) {
-                uint32_t bits = 0;
-                memcpy(&bits, p + e * size, (size_t)size);
-                if (k_major) to[r * k + i + e] = element_value(type, bits);
-                else to[(r + e) * k + i] = element_value(type, bits);
-            }
+            float values[16];
+            element_values(type, cta->shared + at, step * run, k_major ? to + r * k + i : values);
+            if (!k_major) for (int e = 0; e < run; e++) to[(r + e) * k + i] = values[e];
         }
 }
 
@@ -88,21 +110,30 @@ void exponents(element_t type, const float *x, int count, int *to) {
     }
 }
 
+/* Four at a time: k is a multiple of 4 everywhere. */
+enum { FOUR = 4 };
+typedef float floats __attribute__((vector_size(16), aligned(4), may_alias));
+typedef int32_t ints __attribute__((vector_size(16), aligned(4), may_alias));
+typedef double doubles __attribute__((vector_size(32)));
+typedef int64_t longs __attribute__((vector_size(32)));
+
 /* c + a . b as a tensor core adds, bit for bit on an H200 (tests/ptx/accumulation.py): products are exact and not normalised, so the exponent of
    one is the sum of its factors'. All products and the accumulator are cut toward zero GUARD_BITS below the last bit of an fp32 with
    the largest exponent among them (LEAST_EXPONENT if that is less) and added exactly; the sum is cut toward zero to fp32. */
-static float add_products(const float *a, const int *ea, const float *b, const int *eb, float c, int k) {
-    double product[32];
+static inline __attribute__((always_inline)) float add_products(const float *a, const int *ea, const float *b, const int *eb, float c, int k) {
+    doubles product[32 / FOUR];
+    ints most = {NO_EXPONENT, NO_EXPONENT, NO_EXPONENT, NO_EXPONENT};
     int largest;
     exponents(TF32, &c, 1, &largest);
-    for (int i = 0; i < k; i++) {
-        int e = ea[i] + eb[i];
-        product[i] = (double)a[i] * b[i];
-        largest = e > largest ? e : largest;
+    for (int i = 0; i < k / FOUR; i++) {
+        ints e = ((const ints *)ea)[i] + ((const ints *)eb)[i], more = e > most;
+        most = (e & more) | (most & ~more);
+        product[i] = __builtin_convertvector(((const floats *)a)[i], doubles) * __builtin_convertvector(((const floats *)b)[i], doubles);
     }
+    for (int i = 0; i < FOUR; i++) largest = most[i] > largest ? most[i] : largest;
     if (largest > ODD_EXPONENT / 2 || largest < NO_EXPONENT / 2) {     /* infinities and NaN, or nothing but zeros */
         double sum = c;
-        for (int i = 0; i < k; i++) sum += product[i];
+        for (int i = 0; i < k; i++) sum += product[i / FOUR][i % FOUR];
         float f = (float)sum;
         uint32_t nan = 0x7fffffff;
         if (f != f) memcpy(&f, &nan, 4);
@@ -112,8 +143,9 @@ static float add_products(const float *a, const int *ea, const float *b, const i
     uint64_t up = (uint64_t)(1023 + shift) << 52, down = (uint64_t)(1023 - shift) << 52;
     double scale, unscale;
     memcpy(&scale, &up, 8), memcpy(&unscale, &down, 8);
-    int64_t total = (int32_t)((double)c * scale);       /* below 2^28 each; the conversion cuts */
-    for (int i = 0; i < k; i++) total += (int32_t)(product[i] * scale);
+    longs sum = {(int32_t)((double)c * scale)};         /* below 2^28 each; the conversion cuts */
+    for (int i = 0; i < k / FOUR; i++) sum += __builtin_convertvector(__builtin_convertvector(product[i] * scale, ints), longs);
+    int64_t total = sum[0] + sum[1] + sum[2] + sum[3];
     uint64_t magnitude = total < 0 ? (uint64_t)-total : (uint64_t)total;
     int extra = magnitude ? 64 - __builtin_clzll(magnitude) - 24 : 0;
     if (extra < shift - 149) extra = shift - 149;       /* a subnormal's last bit */
@@ -124,7 +156,9 @@ static float add_products(const float *a, const int *ea, const float *b, const i
 
 /* n outputs of k products each; b and its exponents hold k values an output. */
 void accumulate(const float *a, const int *ea, const float *b, const int *eb, const float *c, float *d, int n, int k) {
-    for (int j = 0; j < n; j++) d[j] = add_products(a, ea, b + j * k, eb + j * k, c[j], k);
+    if (k == 16) for (int j = 0; j < n; j++) d[j] = add_products(a, ea, b + j * 16, eb + j * 16, c[j], 16);
+    else if (k == 8) for (int j = 0; j < n; j++) d[j] = add_products(a, ea, b + j * 8, eb + j * 8, c[j], 8);
+    else for (int j = 0; j < n; j++) d[j] = add_products(a, ea, b + j * k, eb + j * k, c[j], k);
 }
 
 /* ---- wgmma ---- */
