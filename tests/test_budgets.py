@@ -1,8 +1,8 @@
 """What the machine code of every prebuilt kernel may cost.
 
 Compiling all of them takes minutes. By default a few are compiled in which, for sm_90a, every pair of fields has all
-values that it has anywhere; for sm_100a, every field; for sm_103a, whose code is sm_100a's by another name, one of each
-kind. The others are `exhaustive`.
+values that it has anywhere; for sm_100a, every field; for sm_103a, whose code is sm_100a's by another name, and of
+kernels that have nothing of their architecture in them, one of each kind. The others are `exhaustive`.
 """
 
 import dataclasses
@@ -31,7 +31,8 @@ def parameters():
     for arch, together in TOGETHER.items():
         for kind in dict.fromkeys(map(type, kernels)):
             of_kind = [kernel for kernel in kernels if type(kernel) is kind and arch in kernel.archs]
-            first = covering(of_kind, fields, together)
+            plain = issubclass(kind, PLAIN_FP32) and arch != "sm_90a"
+            first = covering(of_kind, fields, 0 if plain else together)
             for kernel in of_kind:
                 marks = () if kernel in first else pytest.mark.exhaustive
                 yield pytest.param(kernel, arch, id=f"{kernel.symbol()}-{arch}", marks=marks)

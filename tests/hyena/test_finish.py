@@ -82,9 +82,7 @@ def test_finish_of_any_magnitude(scale):
     assert rel_l2(out, s["out"]) < LIMITS["high"]
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("config", [{}, {"split": 2}], ids=str)
-@pytest.mark.parametrize("precision", ["highest", "high"])
+@parametrize({"config": [{}, {"split": 2}], "precision": ["highest", "high"], "arch": ARCHS})
 def test_a_row_that_is_not_finite_stays_alone(precision, config, arch):
     inputs = hyena_inputs.stress(1, 70, width=128, inner=256)
     s, kernel = hyena.block(inputs), kernel_of(precision, 128, 256, **config)

@@ -152,8 +152,7 @@ def test_schedules(length):
     assert all(torch.equal(outs[0], out) for out in outs)
 
 
-@pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize("points", [1 << n for n in range(4, 16)])
+@parametrize({"points": [1 << n for n in range(4, 16)], "arch": ARCHES}, together=1)
 def test_budgets(points, arch):
     pytest.importorskip("cutlass")
     from cute_kernels.runtime import cache
