@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from cute_kernels.hyena import stages
-from cute_kernels.hyena.config import Precision, Project, ProjectLaunch
-from cute_kernels.runtime import cache
-from cute_kernels.runtime.inspect import machine_code
+from cute_kernels.hyena.config import Precision, Project
 from reference import hyena, hyena_inputs
 from tests.covering import parametrize
 from tests.hyena.cases import rel_l2, tensors
@@ -140,7 +138,7 @@ def test_bad_tokens_stay_where_they_are(bad):
 def test_same_bits_for_any_division(arch):
     inputs = hyena_inputs.stress(2, 70, width=128, inner=128)
     results = [
-        project(inputs, kernel_for("high", share=share, team=team), groups, arch=arch)[0]
+        project(inputs, kernel_for("high", tile=32, share=share, team=team), groups, arch=arch)[0]
         for share, team, groups in ((1, 1, 9), (1, 1, 1), (4, 1, 1), (1, 2, 1), (2, 4, 2))
     ]
     for made in results[1:]:
@@ -189,22 +187,6 @@ def test_choice(precision, batch, length):
     assert kernel.fits
     run, blocks = kernel.division(batch, length, 132)
     assert run * (blocks // kernel.slabs) * kernel.tile >= batch * length
-
-
-def chosen_kernels():
-    return {
-        ProjectLaunch.for_shape(Precision.named(name), 256, 1024, batch, length, 132, 5, "reshape", True, False)
-        for name in ("high", "highest")
-        for batch, length in ((1, 131), (1, 2048), (2, 4096))
-    }
-
-
-@parametrize({"kernel": sorted(chosen_kernels(), key=repr), "arch": ARCHS}, together=1)
-def test_machine_code(kernel, arch):
-    pytest.importorskip("cutlass")
-    (code,) = machine_code(cache.get(kernel, arch).cubin)
-    assert (code.stack, code.local, code.local_memory) == (0, 0, 0)
-    assert code.mma >= 12
 
 
 @pytest.mark.gpu
