@@ -1,7 +1,7 @@
 """What the machine code of every prebuilt kernel may cost.
 
-Compiling all of them takes minutes. By default a few are compiled in which, for sm_90a, every pair of fields has all
-values that it has anywhere; for sm_100a, every field; for sm_103a, whose code is sm_100a's by another name, and of
+Compiling all of them takes minutes. By default a few are compiled in which every pair of fields has all values that it
+has anywhere, and for sm_90a and sm_100a every field. For sm_103a, whose code is sm_100a's by another name, and of
 kernels that have nothing of their architecture in them, one of each kind. The others are `exhaustive`.
 """
 
@@ -19,23 +19,29 @@ from .covering import covering
 SHARED_LIMIT = 232_448  # bytes a block may have on all three
 PLAIN_FP32 = (config.ConvertWeights, config.Filter, config.LongConv)  # no matrix product
 BY_THREADS = (*PLAIN_FP32, config.Project)  # read what they must convert; no copies but between a cluster's blocks
-TOGETHER = {"sm_90a": 2, "sm_100a": 1, "sm_103a": 0}  # fields
 
 
-def fields(kernel):
-    return (getattr(kernel, field.name) for field in dataclasses.fields(kernel))
+def by_default(cases):
+    """Of all kernels of one kind, each with every architecture."""
+    kind = type(cases[0][0])
+    archs = ("sm_90a",) if issubclass(kind, PLAIN_FP32) else ("sm_90a", "sm_100a")
+
+    def values(case):
+        kernel, arch = case
+        return arch, *(getattr(kernel, field.name) for field in dataclasses.fields(kernel))
+
+    several = covering([case for case in cases if case[1] in archs], values, together=2)
+    return several + [next(case for case in cases if case[1] == arch) for arch in {"sm_100a", "sm_103a"} - {*archs}]
 
 
 def parameters():
     kernels = operators.prebuilt_kernels()
-    for arch, together in TOGETHER.items():
-        for kind in dict.fromkeys(map(type, kernels)):
-            of_kind = [kernel for kernel in kernels if type(kernel) is kind and arch in kernel.archs]
-            plain = issubclass(kind, PLAIN_FP32) and arch != "sm_90a"
-            first = covering(of_kind, fields, 0 if plain else together)
-            for kernel in of_kind:
-                marks = () if kernel in first else pytest.mark.exhaustive
-                yield pytest.param(kernel, arch, id=f"{kernel.symbol()}-{arch}", marks=marks)
+    for kind in dict.fromkeys(map(type, kernels)):
+        cases = [(kernel, arch) for kernel in kernels if type(kernel) is kind for arch in kernel.archs]
+        chosen = by_default(cases)
+        for kernel, arch in cases:
+            marks = () if (kernel, arch) in chosen else pytest.mark.exhaustive
+            yield pytest.param(kernel, arch, id=f"{kernel.symbol()}-{arch}", marks=marks)
 
 
 @pytest.mark.parametrize(("kernel", "arch"), parameters())
