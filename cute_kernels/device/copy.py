@@ -1,8 +1,11 @@
-"""Copies with a say in what the L2 cache keeps."""
+"""Bulk copies, and copies with a say in what the L2 cache keeps."""
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Boolean, Int32, Int64
+from cutlass._mlir.dialects import nvvm
+from cutlass.cute.typing import Pointer
+from cutlass.cutlass_dsl import dsl_user_op
 
 # the policies that createpolicy.fractional.L2::evict_first.b64 and evict_last make for every access
 EVICT_FIRST = 0x12F0000000000000
@@ -19,6 +22,16 @@ def store_evict_first(words: cute.Tensor, gOut: cute.Tensor):  # (4,) 32-bit wor
 
 
 @cute.jit
+def store_if(condition: Boolean, x: cute.Tensor, start: cute.Pointer):  # (4,) fp32 in registers; 16-byte aligned
+    """Stores a vector where the condition holds, without a branch: what makes it can move across other stores."""
+    cute.arch.inline_ptx(
+        "st.global.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+        read_only_args=[start, x[0], x[1], x[2], x[3]],
+        predicate=condition,
+    )
+
+
+@cute.jit
 def prefetch_evict_last(gX: cute.Tensor, num_bytes: cutlass.Constexpr):  # contiguous, 16-byte aligned
     """Brings ``num_bytes``, a multiple of 16, to the L2 cache, which keeps them longer than what is written."""
     cute.arch.inline_ptx(
@@ -31,3 +44,13 @@ def prefetch_evict_last(gX: cute.Tensor, num_bytes: cutlass.Constexpr):  # conti
 def prefetch(start: cute.Pointer, num_bytes: Int32):
     """Brings global memory to the L2 cache: 16 bytes or a multiple, aligned as much."""
     cute.arch.inline_ptx("cp.async.bulk.prefetch.L2.global [{$r0}], {$r1};", read_only_args=[start, Int32(num_bytes)])
+
+
+@dsl_user_op
+def load(target: Pointer, source: Pointer, num_bytes: Int32, mbar: Pointer, *, loc=None, ip=None) -> None:
+    """Starts a copy of global memory to shared memory, which completes ``num_bytes`` on ``mbar``: 16 bytes or a
+    multiple, aligned as much."""
+    target, source, mbar = (p.to_llvm_ptr(loc=loc, ip=ip) for p in (target, source, mbar))
+    nvvm.cp_async_bulk_shared_cluster_global(
+        target, source, mbar, Int32(num_bytes).ir_value(loc=loc, ip=ip), loc=loc, ip=ip
+    )

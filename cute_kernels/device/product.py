@@ -7,7 +7,8 @@ then a sum over one piece, lo * hi + hi * lo + hi * hi, is added to fp32 registe
 The result's registers are those of wgmma on both: with M = 64, tensor memory read as 16x256b has the same map.
 
 Order of calls, by the warpgroups' threads alone: ``begin``, a barrier of them with a proxy fence before it,
-``accumulators``; then for each product ``start`` and ``finish``; ``end``. The n-th product counts from 0.
+``accumulators``; then for each product ``start`` for each piece of K, and ``finish``; ``end``. The n-th product counts
+from 0. Between the pieces there should be other work: a warp that issues wgmma waits while the tensor core is busy.
 """
 
 import cutlass
@@ -77,14 +78,15 @@ class ProductSm90(_Product):
         buffer: Int32,
         done: cute.Pointer,
         n: Int32,
+        piece: cutlass.Constexpr,
     ):
-        """The n-th product. With one part it is only started."""
+        """A piece of the n-th product. With one part it is only started, with two the first makes all of it."""
         if cutlass.const_expr(self.parts == 1):
-            warpgroup.fence()
-            for k in cutlass.range_constexpr(self.k_tiles):
-                self._add_piece(mma, acc, fA, fB, k, buffer)
+            if cutlass.const_expr(piece == 0):
+                warpgroup.fence()
+            self._add_piece(mma, acc, fA, fB, piece, buffer)
             warpgroup.commit_group()
-        else:
+        elif cutlass.const_expr(piece == 0):
             total.fill(0.0)
             # This loop stays one: unrolled, the accumulators of neighbouring steps would be live together.
             for k in cutlass.range(self.k_tiles, unroll=1):
@@ -161,9 +163,12 @@ class ProductSm100(_Product):
         buffer: Int32,
         done: cute.Pointer,
         n: Int32,
+        piece: cutlass.Constexpr,
     ):
-        """The n-th product. With one part it is only started."""
-        if cutlass.const_expr(self.parts == 1):
+        """The n-th product, with its first piece. With one part it is only started."""
+        if cutlass.const_expr(piece > 0):
+            pass
+        elif cutlass.const_expr(self.parts == 1):
             self._start_round(mma, acc, fA, fB, 0, buffer, done)
         else:
             total.fill(0.0)

@@ -473,8 +473,7 @@ class Project(HyenaKernel):
     stored_z: bool
     positions: int = 16
     filter_split: int = 1
-    share: int = 1  # blocks of a cluster that have the same tokens and divide LayerNorm among them
-    team: int = 1  # blocks of a cluster that have the same channels and divide the conversion of in_proj's rows
+    team: int = 1  # blocks of a cluster, which have the same channels and divide the conversion of in_proj's rows
 
     def __post_init__(self) -> None:
         if self.width % 64 or not 64 <= self.width <= 256:
@@ -486,18 +485,16 @@ class Project(HyenaKernel):
             raise ValueError(f"channels must be 32 or 64, got {self.channels}")
         if self.tile not in (16, 32, 48, 64):
             raise ValueError(f"tile must be 16, 32, 48 or 64, got {self.tile}")
-        if self.share not in (1, 2, 4, 8) or self.slabs % self.share:
-            raise ValueError(f"share must be 1, 2, 4 or 8 and divide {self.slabs}, got {self.share}")
-        if self.team not in (1, 2, 4, 8) or self.cluster > 8:
-            raise ValueError(f"team must be a power of two and at most {8 // self.share}, got {self.team}")
+        if self.team not in (1, 2, 4, 8):
+            raise ValueError(f"team must be 1, 2, 4 or 8, got {self.team}")
 
     def division(self, batch: int, conv_length: int, sm_count: int) -> tuple[int, int]:
         """Tiles of tokens of one block, and the least number of blocks: what the GPU can run at once.
 
         Larger clusters leave SMs over: of an H200's 132 30 of four blocks use 120, and 15 of eight.
         """
-        usable = sm_count if self.cluster <= 2 else sm_count * 10 // 11
-        blocks = max(usable // self.cluster, 1) * self.cluster
+        usable = sm_count if self.team <= 2 else sm_count * 10 // 11
+        blocks = max(usable // self.team, 1) * self.team
         tiles = batch * -(-conv_length // self.tile)
         return -(-tiles // max(blocks // self.slabs, 1)), blocks
 
@@ -517,15 +514,14 @@ class Project(HyenaKernel):
     ) -> Project:
         """By times on an H200 at D = 256."""
         narrow = precision.parts == 2 or batch * conv_length * width <= 2048 * sm_count
-        channels, tile = (32, 32) if narrow else (64, 64)
+        channels, sizes = (32, (32,)) if narrow else (64, (64, 48, 32))
         if narrow and batch * -(-conv_length // 16) * (width // 32) <= sm_count:
-            tile = 16  # all tiles at once
+            sizes = (16,)  # all tiles at once
         f = Filter.for_shape(width, emb_dim, layout, bias, stored_z, conv_length, sm_count)
-        return cls(
-            *(precision.dtype, precision.parts, width, inner, channels, tile),
-            *(emb_dim, layout, bias, stored_z, f.tile, f.split),
-            team=2 if narrow else 1,
-        )
+        fields = (precision.dtype, precision.parts, width, inner, channels)
+        kernels = [cls(*fields, t, emb_dim, layout, bias, stored_z, f.tile, f.split, team=2) for t in sizes]
+        # A tile costs as much as 16 tokens beside its own.
+        return min(kernels, key=lambda k: k.division(batch, conv_length, sm_count)[0] * (k.tile + 16))
 
     @property
     def shared_bytes(self) -> int:
@@ -552,11 +548,6 @@ class Project(HyenaKernel):
         return self.width // self.channels
 
     @property
-    def cluster(self) -> int:
-        """Blocks of a cluster."""
-        return self.share * self.team
-
-    @property
     def warps(self) -> int:
         """A warpgroup for x0, and one for each 32 channels of x1 and v."""
         return 4 * (1 + self.channels // 32)
@@ -573,8 +564,8 @@ class Project(HyenaKernel):
 
     @property
     def units(self) -> int:
-        """Pairs of tokens of a tile that a block normalises; a warp takes one at a time."""
-        return self.tile // (2 * self.share)
+        """Pairs of tokens of a tile; a warp normalises one at a time."""
+        return self.tile // 2
 
     @property
     def passes(self) -> int:

@@ -22,7 +22,7 @@ from cutlass.cute.runtime import make_fake_stream
 from cutlass.tensor_utils import LayoutEnum
 
 from cute_kernels.device import cluster
-from cute_kernels.device.copy import prefetch
+from cute_kernels.device.copy import load, prefetch, store_if
 from cute_kernels.device.math import select
 from cute_kernels.device.product import row_product
 from cute_kernels.hyena import numerics
@@ -47,6 +47,8 @@ class ProjectKernel:
         self.filter, self.weights = FilterRole(c.filter), WeightsRole(c.weights)
         self.dtype = operand_type(c.dtype)
         self.k_tiles = c.width // K_TILE
+        self.pieces = c.parts * self.k_tiles  # of an operand
+        self.halo_warp, self.halo_pass = c.units % c.warps, c.units // c.warps  # the unit after a tile's last
         self.rows = 3 * c.channels
         self.columns = c.tile + HALO
         # |(x - mean) / deviation| <= sqrt(D)
@@ -101,13 +103,14 @@ class ProjectKernel:
     ):
         c = self.config
         x_layout = sm90_utils.make_smem_layout_b(
-            LayoutEnum.ROW_MAJOR, (64, self.columns, K_TILE), self.dtype, self.k_tiles * c.parts * c.buffers
+            LayoutEnum.ROW_MAJOR, (64, self.columns, K_TILE), self.dtype, self.pieces * c.buffers
         )
 
         @cute.struct
         class Storage:
             full: cute.struct.MemRange[cutlass.Int64, c.buffers]
             rows: cute.struct.MemRange[cutlass.Int64, 1]
+            landed: cute.struct.MemRange[cutlass.Int64, 1]
             empty: cute.struct.MemRange[cutlass.Int64, c.buffers]
             done: cute.struct.MemRange[cutlass.Int64, self.engine.barriers]
             address: cute.struct.MemRange[I32, self.engine.words]
@@ -126,9 +129,9 @@ class ProjectKernel:
             *(length, conv_length, run, beside, eps, norm_len, shift),
             *(self.engine.tiled_mma(), self.engine.tiled_mma(), x_layout),
         ).launch(
-            grid=(cutlass.max(cute.round_up(runs, c.team) * c.slabs, cute.round_up(blocks, c.cluster)), 1, 1),
+            grid=(cutlass.max(cute.round_up(runs, c.team) * c.slabs, cute.round_up(blocks, c.team)), 1, 1),
             block=(c.threads + 32 * c.side_warps, 1, 1),
-            cluster=(c.cluster, 1, 1),
+            cluster=(c.team, 1, 1),
             stream=stream,
         )
 
@@ -177,7 +180,7 @@ class ProjectKernel:
         mma_add: cute.TiledMma,
         x_layout: cute.ComposedLayout,
     ):
-        cute.arch.griddepcontrol_launch_dependents()
+        # No launch_dependents: mix's blocks would pile up on the first SMs that get free.
         c = self.config
         storage = memory.SmemAllocator().allocate(self.Storage)
         sX = storage.sX.get_tensor(x_layout.outer, swizzle=x_layout.inner)  # (tile + 8, 64, buffers * parts * K tiles)
@@ -189,38 +192,39 @@ class ProjectKernel:
         sW = storage.sW.get_tensor(w_layout, swizzle=x_layout.inner)  # (rows, 64, parts * K tiles)
         sAffine = storage.sAffine.get_tensor(cute.make_layout((2, self.rows)))  # each row's factor and bias
         full, empty = storage.full.data_ptr(), storage.empty.data_ptr()  # barriers of the buffers
-        rows = storage.rows.data_ptr()  # of the rows that other blocks convert
+        rows, landed = storage.rows.data_ptr(), storage.landed.data_ptr()  # of others' rows, of the first tokens
         done, address = storage.done.data_ptr(), storage.address.data_ptr()  # the product's
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         block = cute.arch.block_idx()[0]
         if cute.arch.thread_idx()[0] == 0:
             for i in cutlass.range_constexpr(c.buffers):
-                cute.arch.mbarrier_init(full + i, c.units + 1)
-                cute.arch.mbarrier_init(empty + i, c.share * c.warps)
+                cute.arch.mbarrier_init(full + i, c.warps)
+                cute.arch.mbarrier_init(empty + i, c.warps)
             cute.arch.mbarrier_init(rows, 1)
+            cute.arch.mbarrier_init(landed, 1)
             cute.arch.mbarrier_init_fence()
-        if cutlass.const_expr(c.cluster > 1):
-            cute.arch.cluster_arrive()
-            cute.arch.cluster_wait()
-        else:
-            cute.arch.sync_threads()
-        # A cluster is `share` slabs of `team` runs.
-        rank, slab_groups = block % c.cluster, c.slabs // c.share
-        slab = block // c.cluster % slab_groups * c.share + rank % c.share
-        first_run = block // c.cluster // slab_groups * c.team
+        if cutlass.const_expr(c.team > 1):
+            cute.arch.cluster_arrive()  # who sends to other blocks waits for them
+        cute.arch.sync_threads()
+        # A cluster is `team` runs of one slab.
+        rank, slab = block % c.team, block // c.team % c.slabs
+        first_run = block // (c.team * c.slabs) * c.team
         tiles = mG.shape[0] * cute.ceil_div(conv_length, c.tile)
         if warp < c.warps and first_run * run < tiles:
             self.block(
                 *(mX, mNw, mNb, mW, mB, mTaps, mTb, mG, mX0, length, conv_length, run, eps, mma_new, mma_add),
-                *(sX, sW, sAffine, full, empty, rows, done, address, slab, first_run + rank // c.share, rank, warp),
+                *(sX, sW, sAffine, full, empty, rows, landed, done, address, slab, first_run + rank, rank, warp),
             )
-        elif beside != 0:
-            self.beside(
-                *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK),
-                *(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1),
-                *(conv_length, norm_len, shift, storage.sFilter.data_ptr(), block, warp),
-                cute.round_up(cute.ceil_div(tiles, run), c.team) * c.slabs,
-            )
+        else:
+            if cutlass.const_expr(c.team > 1):
+                cute.arch.cluster_wait()  # nobody may arrive and leave
+            if beside != 0:
+                self.beside(
+                    *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK),
+                    *(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1),
+                    *(conv_length, norm_len, shift, storage.sFilter.data_ptr(), block, warp),
+                    cute.round_up(cute.ceil_div(tiles, run), c.team) * c.slabs,
+                )
 
     @cute.jit
     def beside(
@@ -304,6 +308,7 @@ class ProjectKernel:
         full: cute.Pointer,
         empty: cute.Pointer,
         rows: cute.Pointer,
+        landed: cute.Pointer,
         done: cute.Pointer,
         address: cute.Pointer,
         slab: I32,
@@ -318,48 +323,35 @@ class ProjectKernel:
         per_row = cute.ceil_div(conv_length, c.tile)  # tiles
         first = run_index * run
         last = cutlass.min(first + run, mG.shape[0] * per_row)
-        self.engine.begin(done, address)
-        if warp == c.warps - 1:
-            runs = cute.ceil_div(mG.shape[0] * per_row, run)
-            self.bring_ahead(mX, mW, length, conv_length, per_row, first, last, run_index, runs, channel0, lane)
-
-        # Loads of the first tile and of the two tokens before it are on their way while the weights are converted, if
-        # there are registers for both.
-        x = cute.make_rmem_tensor((4, self.k_tiles, c.passes), F32)
-        first_x = cute.make_rmem_tensor((4, self.k_tiles, c.passes + 1), F32)
         b, t0 = first // per_row, first % per_row * c.tile
-        early = 4 * self.k_tiles * (c.rows_at_once + c.passes + 1) <= 80
-        if cutlass.const_expr(early):
-            self.load_first(first_x, mX, b, t0, length, conv_length, first < last, rank, warp, lane)
-        self.convert_weights(mW, mB, mNw, mNb, sW, sAffine, rows, channel0, rank, warp, lane)
-        if cutlass.const_expr(not early):
-            self.load_first(first_x, mX, b, t0, length, conv_length, first < last, rank, warp, lane)
+        tokens = cute.recast_ptr(sX.iterator, dtype=F32)
+        if warp == 0 and lane == 0 and first < last:
+            self.fetch_first(mX, tokens, landed, b, t0, length, conv_length)
+        self.engine.begin(done, address)
+        self.bring_ahead(mX, length, conv_length, per_row, first, last, slab, warp, lane)
+        self.convert_weights(mW, mB, mNw, mNb, cute.recast_ptr(sW.iterator), sAffine, rows, channel0, rank, warp, lane)
         if first < last:
             self.walk(
-                *(mX, mTaps, mTb, mG, mX0, length, conv_length, eps, mma_new, mma_add, x, first_x),
-                *(sX, sW, sAffine, full, empty, rows, done, address, channel0, b, t0, first, last, rank, warp),
+                *(mX, mTaps, mTb, mG, mX0, length, conv_length, eps, mma_new, mma_add),
+                *(sX, sW, sAffine, full, empty, rows, landed, done, address, channel0, b, t0, first, last, warp),
             )
         elif cutlass.const_expr(c.team > 1):
-            cute.arch.mbarrier_wait(rows, 0)
+            self.receive(rows)
         self.engine.end(address)
-        if cutlass.const_expr(c.cluster > 1):
-            # Copies to other blocks read this one's memory.
-            cute.arch.cluster_arrive_relaxed()
-            cute.arch.cluster_wait()
+        if cutlass.const_expr(c.team > 1):
+            cute.arch.cluster_wait()  # copies to other blocks read this one's memory
 
     @cute.jit
-    def bring_ahead(self, mX, mW, length, conv_length, per_row, first, last, run_index, runs, channel0, lane):
-        """All of a run's tokens and its slab's rows of in_proj to L2, divided among the blocks that read them."""
+    def bring_ahead(self, mX, length, conv_length, per_row, first, last, slab, warp, lane):
+        """A run's tokens after its first tile to L2, divided among the blocks that read them, a tile a warp."""
         c = self.config
-        row_bytes = 4 * c.width
-        for row in cutlass.range(run_index + runs * lane, self.rows, 32 * runs, unroll=1):
-            prefetch(mW.iterator + self.source_row(row, channel0) * c.width, row_bytes)
         tokens = -(-c.tile // c.slabs)
-        for tile in cutlass.range(first + lane, last, 32, unroll=1):
-            t = tile % per_row * c.tile + channel0 // c.channels * tokens
-            if t < conv_length:
-                start = mX.iterator + ((tile // per_row).to(I64) * length + t) * c.width
-                prefetch(start, cutlass.min(tokens, conv_length - t) * row_bytes)
+        for tile in cutlass.range(first + 1 + warp, last, c.warps, unroll=1):
+            t = tile % per_row * c.tile + slab * tokens
+            if t < conv_length and lane == 0:
+                row = (tile // per_row).to(I64) * length + t
+                size = cutlass.min(tokens, conv_length - t) * (4 * c.width)
+                prefetch(mX.iterator + row * c.width, size)
 
     @cute.jit
     def walk(
@@ -374,14 +366,13 @@ class ProjectKernel:
         eps: F32,
         mma_new: cute.TiledMma,
         mma_add: cute.TiledMma,
-        x: cute.Tensor,  # (4, K tiles, passes) for the next tile
-        first_x: cute.Tensor,  # (4, K tiles, passes + 1): the first tile, loaded, and the two tokens before it
         sX: cute.Tensor,
         sW: cute.Tensor,
         sAffine: cute.Tensor,
         full: cute.Pointer,
         empty: cute.Pointer,
         rows: cute.Pointer,
+        landed: cute.Pointer,
         done: cute.Pointer,
         address: cute.Pointer,
         channel0: I32,
@@ -389,23 +380,31 @@ class ProjectKernel:
         t0: I32,
         first: I32,
         last: I32,
-        rank: I32,
         warp: I32,
     ):
         """A block's tiles, one after the other, the operand of each made beside the product of the one before."""
         c = self.config
         tidx = cute.arch.thread_idx()[0]
         lane = tidx % 32
-        self.normalise(first_x, eps)
-        self.store_tile(first_x, sX, full, 0, rank, warp, lane)
-        if warp == 0:
-            for i in cutlass.range_constexpr(c.buffers):
-                self.clear_halo(sX, i, lane)
-            self.store_row(first_x[None, None, c.passes], sX, c.tile + HALO - 2 + lane // LANES, 0, lane)
-            self.expect(full, lane)
+        tokens = cute.recast_ptr(sX.iterator)
+        first_x = cute.make_rmem_tensor((4, self.k_tiles, self.halo_pass + 1), F32)
+        x = cute.make_tensor(first_x.iterator, cute.make_layout((4, self.k_tiles, c.passes)))  # of the next tile
+        cute.arch.mbarrier_wait(landed, 0)
+        self.load_tile(first_x, cute.recast_ptr(tokens, dtype=F32) + 2 * c.width, t0, conv_length, warp, lane)
+        self.sync()  # all have read what the operand overwrites
+        halo = cute.make_rmem_tensor((4, self.pieces), self.dtype)  # the two tokens before a tile
+        for i in cutlass.range_constexpr(self.halo_pass + 1):
+            self.normalise(first_x[None, None, i], eps, lane)
+        for i in cutlass.range_constexpr(c.passes):
+            self.store_token(x, i, tokens, warp, lane)
+        self.round_row(first_x[None, None, self.halo_pass], halo)
+        self.complete(halo, tokens, full, warp, lane)
+        if warp == c.warps - 1:
+            self.clear_halo(tokens, lane)
         next_b, next_t0 = self.after(b, t0, conv_length)
         if first + 1 < last:
-            self.load_tile(x, mX, next_b, next_t0, length, conv_length, rank, warp, lane)
+            start = self.tile_start(mX, next_b, next_t0, length)
+            self.load_tile(x, start, next_t0, conv_length, warp, lane)
 
         # This thread's two rows of the product: channels g and g + 8 of x0, or x1 and v of one channel.
         wg, thread = warp // 4, tidx % 128
@@ -427,10 +426,15 @@ class ProjectKernel:
         cute.arch.fence_proxy("async.shared", space="cta")
         self.sync()
         if cutlass.const_expr(c.team > 1):
-            cute.arch.mbarrier_wait(rows, 0)
+            self.receive(rows)
         if active:
             for i in cutlass.range_constexpr(2):
                 affine[0, i], affine[1, i] = sAffine[0, row0 + row + 8 * i], sAffine[1, row0 + row + 8 * i]
+        # Were they used in the loop alone, every turn would wait there, and for its own loads: an operation before it.
+        zero = length >> 31
+        for values in (taps, affine):
+            for i in cutlass.range_constexpr(cute.size(values)):
+                values[i] = (values[i].bitcast(I32) | zero).bitcast(F32)
 
         mma_new.set(self.engine.accumulate, False)
         mma_add.set(self.engine.accumulate, True)
@@ -441,33 +445,41 @@ class ProjectKernel:
         fB = mma_new.make_fragment_B(slice_.partition_B(sX))  # (MMA, 1, K blocks, buffers * parts * K tiles)
         acc, total = self.engine.accumulators(mma_new, address)
 
-        old = cute.make_rmem_tensor((4, self.k_tiles * c.parts), self.dtype)
+        size = self.pieces * self.columns * K_TILE  # of a buffer
         for tile in cutlass.range(first, last, unroll=1):
             buffer, use = (tile - first) % c.buffers, (tile - first) // c.buffers
             following, next_use = (tile + 1 - first) % c.buffers, (tile + 1 - first) // c.buffers
             cute.arch.mbarrier_wait(full + buffer, use % 2)
-            self.engine.start((mma_new, mma_add), acc, total, fA, fB, buffer, done, tile - first)
-            if warp == 0 and tile + 1 < last:
-                self.read_halo(old, sX, buffer, lane)
-            if cutlass.const_expr(c.buffers == 1):
-                self.release(empty + buffer, tile + c.buffers < last, rank, lane)
+            more, operand = tile + 1 < last, tokens + following * size
+            for i in cutlass.range_constexpr(max(self.k_tiles, c.passes)):
+                # A token of the next tile under each piece of this product.
+                if cutlass.const_expr(i < self.k_tiles):
+                    self.engine.start((mma_new, mma_add), acc, total, fA, fB, buffer, done, tile - first, i)
+                if cutlass.const_expr(i == 0):
+                    if warp == self.halo_warp and more:
+                        self.read_halo(halo, tokens + buffer * size, lane)
+                    if cutlass.const_expr(c.buffers == 1):
+                        self.release(empty + buffer, tile + c.buffers < last, lane)
+                    if next_use > 0 and more:
+                        cute.arch.mbarrier_wait(empty + following, (next_use - 1) % 2)
+                if cutlass.const_expr(i < c.passes) and more:
+                    self.make_token(x, i, operand, eps, warp, lane)
             far_b, far_t0 = self.after(next_b, next_t0, conv_length)
-            if tile + 1 < last:
-                self.normalise(x, eps)
-                if next_use > 0:
-                    cute.arch.mbarrier_wait(empty + following, (next_use - 1) % 2)
-                if warp == 0:
-                    self.write_halo(old, sX, following, lane)
-                    self.expect(full + following, lane)
-                self.store_tile(x, sX, full + following, following, rank, warp, lane)
+            if more:
+                self.complete(halo, operand, full + following, warp, lane)
                 if tile + 2 < last:
-                    self.load_tile(x, mX, far_b, far_t0, length, conv_length, rank, warp, lane)
+                    start = self.tile_start(mX, far_b, far_t0, length)
+                    self.load_tile(x, start, far_t0, conv_length, warp, lane)
             if cutlass.const_expr(c.buffers == 2):
                 self.engine.finish(acc, total, done, tile - first)
-                self.release(empty + buffer, tile + c.buffers < last, rank, lane)
+                self.release(empty + buffer, tile + c.buffers < last, lane)
             if active:
                 self.finish(total, affine, taps, mG, mX0, wg, b, out0, t0, conv_length, lane)
             b, t0, next_b, next_t0 = next_b, next_t0, far_b, far_t0
+
+    @cute.jit
+    def tile_start(self, mX, b, t0, length):
+        return mX.iterator + cute.assume((b.to(I64) * length + t0) * self.config.width, divby=64)
 
     @cute.jit
     def after(self, b: I32, t0: I32, conv_length: I32):
@@ -482,149 +494,137 @@ class ProjectKernel:
         cute.arch.barrier(barrier_id=BARRIER, number_of_threads=self.config.threads)
 
     @cute.jit
-    def load_row(self, x, m, row, lane):
-        """A row's elements of this thread, x (4, K tiles): four of every 64."""
-        g = cute.zipped_divide(m, (1, 4))  # ((1, 4), (rows, D / 4))
+    def load_row(self, x, start):
+        """A row's elements of this thread, x (4, K tiles): four of every 64, from the first of them."""
         for i in cutlass.range_constexpr(self.k_tiles):
-            cute.autovec_copy(g[(0, None), (row, LANES * i + lane % LANES)], x[None, i])
+            cute.autovec_copy(four(start + K_TILE * i), x[None, i])
 
     @cute.jit
-    def column(self, i: cutlass.Constexpr, rank, warp, lane):
-        """This thread's row of a tile's operand in pass i, a column of the product; the tile's width if it has none."""
+    def column(self, i: cutlass.Constexpr, warp, lane):
+        """This thread's row of a tile's operand in pass i, a column of the product; and if there is one."""
+        unit = warp + self.config.warps * i
+        return 2 * unit + (lane >> 4), unit < self.config.units
+
+    @cute.jit
+    def fetch_first(self, mX, tokens, landed, b, t0, length, conv_length):
+        """The first tile, and the two tokens before it, as they are, to where its operand will be."""
         c = self.config
-        unit = warp + c.warps * i
-        n = 2 * (rank % c.share * c.units + unit) + lane // LANES
-        if unit >= c.units:
-            n = I32(c.tile)
-        return n
+        before = I32(2) if t0 > 0 else I32(0)
+        size = (cutlass.min(c.tile, conv_length - t0) + before) * (4 * c.width)
+        source = (b.to(I64) * length + (t0 - before)) * c.width
+        cute.arch.mbarrier_arrive_and_expect_tx(landed, size)
+        target = cute.assume((2 - before) * c.width, divby=4)
+        load(tokens + target, mX.iterator + cute.assume(source, divby=4), size, landed)
 
     @cute.jit
-    def load_tile(self, x, mX, b, t0, length, conv_length, rank, warp, lane):
-        """The tokens of this thread in a tile, one in every pass; zeros beyond the end."""
+    def load_tile(self, x, start, t0, conv_length, warp, lane):
+        """The tokens of this thread in a tile, one in every pass, and in the unit after the last the two before them;
+        `start`: of the tile. Where there is none it is another one: nobody uses its column."""
         c = self.config
-        for i in cutlass.range_constexpr(c.passes):
-            x[None, None, i].fill(0.0)
-            n = self.column(i, rank, warp, lane)
-            t = t0 + token_of(n)
-            if n < c.tile and t < conv_length:
-                self.load_row(x[None, None, i], mX, b.to(I64) * length + t, lane)
-
-    @cute.jit
-    def load_first(self, x, mX, b, t0, length, conv_length, any_tokens, rank, warp, lane):
-        """A tile, and in another pass of the first warp the two tokens before it."""
-        c = self.config
-        if any_tokens:
-            self.load_tile(x, mX, b, t0, length, conv_length, rank, warp, lane)
-        x[None, None, c.passes].fill(0.0)
-        if warp == 0 and any_tokens and t0 > 0:
-            self.load_row(x[None, None, c.passes], mX, b.to(I64) * length + (t0 - 2 + lane // LANES), lane)
-
-    @cute.jit
-    def normalise(self, x, eps):
-        """(x - mean) / deviation, times the operands' scale, in place: a row in each pass (4, K tiles, passes)."""
-        d = self.config.width
+        last = cutlass.min(conv_length - t0, c.tile) - 1
         for i in cutlass.range_constexpr(cute.size(x, mode=[2])):
-            row = x[None, None, i]
-            mean = numerics.sum_over(tree_sum(row), LANES) * F32(1.0 / d)
-            row.store(row.load() - mean)
-            # The mean's rounding error would be all there is of a row that is nearly constant.
-            squares = cute.make_rmem_tensor_like(row)
-            squares.store(row.load() * row.load())
-            rest = numerics.sum_over(tree_sum(row), LANES) * F32(1.0 / d)
-            square = numerics.sum_over(tree_sum(squares), LANES) * F32(1.0 / d)
-            variance = cute.arch.fmax(cute.math.fma(-rest, rest, square), F32(0.0))
-            factor = F32(self.scale) * numerics.inverse_root(variance + eps)
-            offset = -rest * factor
-            for j in cutlass.range_constexpr(cute.size(row)):
-                row[j] = cute.math.fma(row[j], factor, offset)
+            n, _ = self.column(i, warp, lane)
+            t = token_of(n)
+            if cutlass.const_expr(i == self.halo_pass):
+                t = (lane >> 4) - 2 if warp == self.halo_warp else t
+            t = cutlass.max(cutlass.min(t, last), -t0)
+            self.load_row(x[None, None, i], start + cute.assume(t * c.width + (lane & 15) * 4, divby=4))
 
     @cute.jit
-    def store_row(self, x, sX, n, piece0, lane):
-        """Four neighbours of every 64 of a row, x (4, K tiles), into row n of the operand whose pieces start there."""
-        c = self.config
-        hi, lo = cute.make_rmem_tensor_like(x, self.dtype), cute.make_rmem_tensor_like(x, self.dtype)
-        numerics.split(x, hi, lo)
-        for part in cutlass.range_constexpr(c.parts):
-            for i in cutlass.range_constexpr(self.k_tiles):
-                target = piece_of(sX, n, piece0 + part * self.k_tiles + i, lane)
-                cute.autovec_copy((hi if cutlass.const_expr(part == 0) else lo)[None, i], target)
+    def normalise(self, row, eps, lane):
+        """(x - mean) / deviation, times the operands' scale, in place: (4, K tiles).
+
+        Moments are taken about a number near the mean: any of the row loses 8 bits at the worst, which is enough for
+        one part; for two it is the rounded mean. A constant row becomes zeros.
+        """
+        d = self.config.width
+        if cutlass.const_expr(self.config.parts == 1):
+            near = cute.arch.shuffle_sync(row[0], lane & 16)
+        else:
+            near = numerics.sum_over(tree_sum(row), LANES) * F32(1.0 / d)
+        row.store(row.load() - near)
+        squares = [row[j] * row[j] for j in range(4)]
+        for j in cutlass.range_constexpr(4, cute.size(row)):
+            squares[j % 4] = cute.math.fma(row[j], row[j], squares[j % 4])
+        square = numerics.sum_over((squares[0] + squares[1]) + (squares[2] + squares[3]), LANES) * F32(1.0 / d)
+        rest = numerics.sum_over(tree_sum(row), LANES) * F32(1.0 / d)
+        variance = cute.arch.fmax(cute.math.fma(-rest, rest, square), F32(0.0))
+        factor = F32(self.scale) * numerics.inverse_root(variance + eps)
+        offset = -rest * factor
+        for j in cutlass.range_constexpr(cute.size(row)):
+            row[j] = cute.math.fma(row[j], factor, offset)
 
     @cute.jit
-    def store_tile(self, x, sX, full, buffer, rank, warp, lane):
-        """Normalised tokens into a buffer, of every block that shares the work."""
-        c = self.config
-        pieces = c.parts * self.k_tiles
-        for i in cutlass.range_constexpr(c.passes):
-            n = self.column(i, rank, warp, lane)
-            if n < c.tile:
-                self.store_row(x[None, None, i], sX, n, buffer * pieces, lane)
-        cute.arch.fence_proxy("async.shared", space="cta")
-        cute.arch.sync_warp()
-        for i in cutlass.range_constexpr(c.passes):
-            n = self.column(i, rank, warp, lane)
-            if n < c.tile:
-                if cutlass.const_expr(c.share > 1):
-                    copies = (c.share - 1) * pieces
-                    for j in cutlass.range_constexpr(cute.ceil_div(copies, 32)):
-                        copy = lane + 32 * j
-                        if copy < copies:
-                            peer = rank // c.share * c.share + (rank + 1 + copy // pieces) % c.share
-                            row0 = (buffer * pieces + copy % pieces) * self.columns + n // 2 * 2
-                            source = sX.iterator + cute.assume(row0 * K_TILE, divby=2 * K_TILE)
-                            cluster.copy_to_peer(source, full, peer, 2 * ROW_BYTES)
-                if lane == 0:
-                    cute.arch.mbarrier_arrive(full)
+    def store_row(self, x, row, pitch: cutlass.Constexpr):
+        """Four neighbours of every 64 of a row, x (4, K tiles), into an operand whose pieces lie `pitch` apart; `row`:
+        where its first four go."""
+        rounded = cute.make_rmem_tensor((4, self.pieces), self.dtype)
+        self.round_row(x, rounded)
+        self.put(rounded, row, pitch)
 
     @cute.jit
-    def expect(self, full, lane):
-        """What other blocks will send, and this warp's own rows of the halo."""
-        c = self.config
+    def round_row(self, x, rounded):
+        """x (4, K tiles) to the operands' type, and with two parts what is left of it: (4, pieces)."""
+        halves = cute.make_tensor(rounded.iterator, cute.make_layout((4, self.k_tiles, self.config.parts)))
+        rounded_x = halves[None, None, 0]
+        rounded_x.store(x.load().to(self.dtype))
+        if cutlass.const_expr(self.config.parts == 2):
+            halves[None, None, 1].store((x.load() - rounded_x.load().to(F32)).to(self.dtype))
+
+    @cute.jit
+    def put(self, rounded, row, pitch: cutlass.Constexpr):
+        for i in cutlass.range_constexpr(self.pieces):
+            cute.autovec_copy(rounded[None, i], four(row + i * pitch))
+
+    @cute.jit
+    def store_token(self, x, i: cutlass.Constexpr, buffer, warp, lane):
+        """The normalised token of pass i, if there is one, into a buffer."""
+        n, any_ = self.column(i, warp, lane)
+        if any_:
+            self.store_row(x[None, None, i], place(buffer, n, lane), self.columns * K_TILE)
+
+    @cute.jit
+    def make_token(self, x, i: cutlass.Constexpr, buffer, eps, warp, lane):
+        _, any_ = self.column(i, warp, lane)
+        if any_:
+            self.normalise(x[None, None, i], eps, lane)
+            self.store_token(x, i, buffer, warp, lane)
+
+    @cute.jit
+    def complete(self, halo, buffer, full, warp, lane):
+        """The two tokens before those that this warp has stored; then all are there."""
+        if warp == self.halo_warp:
+            self.put(halo, place(buffer, self.config.tile + HALO - 2 + (lane >> 4), lane), self.columns * K_TILE)
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
         if lane == 0:
-            if cutlass.const_expr(c.share > 1):
-                rows = (c.tile - 2 * c.units) * c.parts * self.k_tiles
-                cute.arch.mbarrier_arrive_and_expect_tx(full, rows * ROW_BYTES)
-            else:
-                cute.arch.mbarrier_arrive(full)
+            cute.arch.mbarrier_arrive(full)
 
     @cute.jit
-    def release(self, empty, awaited, rank, lane):
-        """Tells every block that fills this buffer that the warp is done with it, if it will be filled again."""
-        c = self.config
+    def release(self, empty, awaited, lane):
+        """Tells those who fill this buffer that the warp is done with it, if it will be filled again."""
         cute.arch.sync_warp()  # other lanes have read the halo
         if awaited and lane == 0:
-            if cutlass.const_expr(c.share > 1):
-                for peer in cutlass.range_constexpr(c.share):
-                    cute.arch.mbarrier_arrive(empty, rank // c.share * c.share + peer)
-            else:
-                cute.arch.mbarrier_arrive(empty)
+            cute.arch.mbarrier_arrive(empty)
 
     @cute.jit
-    def read_halo(self, x, sX, buffer, lane):
+    def read_halo(self, x, buffer, lane):
         """The last two tokens of a tile."""
         c = self.config
-        pieces = c.parts * self.k_tiles
-        for j in cutlass.range_constexpr(pieces):
-            cute.autovec_copy(piece_of(sX, c.tile - 2 + lane // LANES, buffer * pieces + j, lane), x[None, j])
+        row = place(buffer, c.tile - 2 + (lane >> 4), lane)
+        for j in cutlass.range_constexpr(self.pieces):
+            cute.autovec_copy(four(row + j * (self.columns * K_TILE)), x[None, j])
 
     @cute.jit
-    def write_halo(self, x, sX, buffer, lane):
+    def clear_halo(self, sX, lane):
+        """The six columns before the two tokens, in every piece of every buffer."""
         c = self.config
-        pieces = c.parts * self.k_tiles
-        for j in cutlass.range_constexpr(pieces):
-            cute.autovec_copy(x[None, j], piece_of(sX, c.tile + HALO - 2 + lane // LANES, buffer * pieces + j, lane))
-
-    @cute.jit
-    def clear_halo(self, sX, buffer, lane):
-        """The six columns before the two tokens."""
         zero = cute.make_rmem_tensor(4, self.dtype)
         zero.fill(0.0)
-        pieces = self.config.parts * self.k_tiles
         for i in cutlass.range_constexpr(HALO // 2 - 1):
-            for j in cutlass.range_constexpr(pieces):
-                n = self.config.tile + 2 * i + lane // LANES
-                cute.autovec_copy(zero, piece_of(sX, n, buffer * pieces + j, lane))
+            row = place(sX, c.tile + 2 * i + (lane >> 4), lane)
+            for j in cutlass.range_constexpr(c.buffers * self.pieces):
+                cute.autovec_copy(zero, four(row + j * (self.columns * K_TILE)))
 
     @cute.jit
     def convert_weights(self, mW, mB, mNw, mNb, sW, sAffine, rows, channel0, rank, warp, lane):
@@ -634,7 +634,7 @@ class ProjectKernel:
         """
         c = self.config
         share = self.rows // c.team
-        row0 = rank // c.share * share
+        row0 = rank * share
         even = share % (2 * c.warps * c.rows_at_once) == 0
         if cutlass.const_expr(c.team > 1) and warp == 0 and lane == 0:
             expected = (self.rows - share) * (c.parts * self.k_tiles * ROW_BYTES + 8)
@@ -642,19 +642,22 @@ class ProjectKernel:
         w = cute.make_rmem_tensor((4, self.k_tiles, c.rows_at_once), F32)
         biases = cute.make_rmem_tensor(c.rows_at_once, F32)
         for start in cutlass.range(cute.ceil_div(c.row_passes, c.rows_at_once), unroll=1):
+            first = 2 * c.rows_at_once * (warp + c.warps * start)
             for i in cutlass.range_constexpr(c.rows_at_once):
-                at = 2 * (warp + c.warps * (start * c.rows_at_once + i)) + lane // LANES
+                at = first + 2 * i + (lane >> 4)
                 if cutlass.const_expr(even) or at < share:
                     source = self.source_row(row0 + at, channel0)
-                    self.load_row(w[None, None, i], mW, source, lane)
+                    start = cute.assume(source * c.width + (lane & 15) * 4, divby=4)
+                    self.load_row(w[None, None, i], mW.iterator + start)
                     biases[i] = mB[source]
             self.apply_norm(w, biases, mNw, mNb, lane)
             for i in cutlass.range_constexpr(c.rows_at_once):
-                at = 2 * (warp + c.warps * (start * c.rows_at_once + i)) + lane // LANES
+                at = first + 2 * i + (lane >> 4)
                 if cutlass.const_expr(even) or at < share:
                     self.store_operand(w[None, None, i], biases[i], sW, sAffine, row0 + at, lane)
-                    if cutlass.const_expr(c.team > 1):
-                        self.send_rows(sW, sAffine, rows, (row0 + at) // 2 * 2, rank, lane)
+            if cutlass.const_expr(c.team > 1):
+                count = cutlass.min(share - first, 2 * c.rows_at_once)
+                self.send_rows(sW, sAffine, rows, row0 + first, count, rank, lane)
 
     @cute.jit
     def apply_norm(self, w, biases, mNw, mNb, lane):
@@ -663,10 +666,10 @@ class ProjectKernel:
         nw, nb = cute.make_rmem_tensor(4, F32), cute.make_rmem_tensor(4, F32)
         for k in cutlass.range_constexpr(self.k_tiles):
             for m, x in ((mNw, nw), (mNb, nb)):
-                cute.autovec_copy(cute.local_tile(m, (4,), (LANES * k + lane % LANES,)), x)
+                cute.autovec_copy(four(m.iterator + K_TILE * k + cute.assume((lane & 15) * 4, divby=4)), x)
             for i in cutlass.range_constexpr(cute.size(biases)):
                 if cutlass.const_expr(k == 0):
-                    biases[i] = select(lane % LANES == 0, biases[i], F32(0.0))
+                    biases[i] = select((lane & 15) == 0, biases[i], F32(0.0))
                 for j in cutlass.range_constexpr(4):
                     biases[i] = cute.math.fma(w[j, k, i], nb[j], biases[i])
                     w[j, k, i] = w[j, k, i] * nw[j]
@@ -678,39 +681,39 @@ class ProjectKernel:
             amax = cute.arch.fmax(amax, cute.arch.fmax(x[j], -x[j]))
         scale, inverse = numerics.scale_of(numerics.max_over(amax, LANES))
         x.store(x.load() * scale)
-        self.store_row(x, sW, row, 0, lane)
+        self.store_row(x, place(sW, row, lane), self.rows * K_TILE)
         bias = numerics.sum_over(bias, LANES)
-        if lane % LANES == 0:
+        if (lane & 15) == 0:
             sAffine[0, row], sAffine[1, row] = inverse * F32(1.0 / self.scale), bias
 
     @cute.jit
-    def send_rows(self, sW, sAffine, rows, row, rank, lane):
-        """A pair of rows that this warp has written, to the other blocks of the team."""
+    def receive(self, rows):
+        """Waits for the rows that the other blocks of the team convert, and lets them know."""
+        cute.arch.mbarrier_wait(rows, 0)
+        cute.arch.cluster_arrive_relaxed()
+
+    @cute.jit
+    def send_rows(self, sW, sAffine, rows, row, count, rank, lane):
+        """The rows that this warp has written, `count` from `row`, to the other blocks of the team."""
         c = self.config
         cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.cluster_wait()  # their barriers are initialised
         cute.arch.sync_warp()
-        pieces = c.parts * self.k_tiles
-        copies = (c.team - 1) * (pieces + 1)
-        for j in cutlass.range_constexpr(cute.ceil_div(copies, 32)):
-            copy = lane + 32 * j
-            if copy < copies:
-                peer = (rank + (1 + copy // (pieces + 1)) * c.share) % c.cluster
-                piece = copy % (pieces + 1)
-                if piece < pieces:
-                    source = sW.iterator + cute.assume((piece * self.rows + row) * K_TILE, divby=2 * K_TILE)
-                    cluster.copy_to_peer(source, rows, peer, 2 * ROW_BYTES)
-                else:
-                    cluster.copy_to_peer(sAffine.iterator + cute.assume(2 * row, divby=4), rows, peer, 16)
+        if count > 0 and lane == 0:
+            for peer in cutlass.range(1, c.team, unroll=1):
+                to = (rank + peer) % c.team
+                for i in cutlass.range_constexpr(self.pieces):
+                    source = sW + cute.assume((i * self.rows + row) * K_TILE, divby=2 * K_TILE)
+                    cluster.copy_to_peer(source, rows, to, count * ROW_BYTES)
+                cluster.copy_to_peer(sAffine.iterator + cute.assume(2 * row, divby=4), rows, to, 8 * count)
 
     @cute.jit
     def source_row(self, row: I32, channel0: I32):
         """The row of in_proj behind a row of the slab: first x0, then x1 and v in turns of eight channels."""
         c = self.config
-        source = channel0 + row
-        if row >= c.channels:
-            pair = row - c.channels
-            source = channel0 + pair // 16 * 8 + pair % 8 + (1 + pair % 16 // 8) * c.width
-        return source
+        pair = row - c.channels
+        other = channel0 + (pair >> 4) * 8 + (pair & 7) + (1 + ((pair >> 3) & 1)) * c.width
+        return channel0 + row if row < c.channels else other
 
     @cute.jit
     def finish(self, total, affine, taps, mG, mX0, wg, b, d, t0, conv_length, lane):
@@ -730,12 +733,15 @@ class ProjectKernel:
                     tail[e, r] = F32(0.0)
         out = cute.make_rmem_tensor((4, 2), F32)
         past = cute.make_rmem_tensor(6, F32)
+        pitch = mG.shape[2]
+        start = mX0.iterator if wg == 0 else mG.iterator
+        start += cute.assume((b.to(I64) * c.width + d) * pitch + (t0 + 4 * q), divby=4)
+        rest = conv_length - t0 - 4 * q
         for i in cutlass.range_constexpr(c.tile // 16):
             for r in cutlass.range_constexpr(2):
                 for e in cutlass.range_constexpr(2):
                     last = u[e, r, 2 * i + 1]
-                    sent = tail[e, r] if q == 3 else last
-                    past[e] = cute.arch.shuffle_sync(sent, before)
+                    past[e] = cute.arch.shuffle_sync(select(q == 3, tail[e, r], last), before)
                     past[2 + e], past[4 + e] = u[e, r, 2 * i], last
                     tail[e, r] = last
                 for j in cutlass.range_constexpr(4):
@@ -743,15 +749,10 @@ class ProjectKernel:
                     for k in cutlass.range_constexpr(TAPS):
                         value = cute.math.fma(taps[k, r], past[j + k], value)
                     out[j, r] = value
-            t = t0 + 16 * i + 4 * q
-            if t < conv_length:
-                if wg == 0:
-                    for r in cutlass.range_constexpr(2):
-                        cute.autovec_copy(out[None, r], four_at(mX0, b, d + 8 * r, t))
-                else:
-                    for j in cutlass.range_constexpr(4):
-                        out[j, 0] = out[j, 0] * out[j, 1]
-                    cute.autovec_copy(out[None, 0], four_at(mG, b, d, t))
+            for j in cutlass.range_constexpr(4):
+                out[j, 0] = out[j, 0] * select(wg == 0, F32(1.0), out[j, 1])
+            store_if(16 * i < rest, out[None, 0], start + 16 * i)
+            store_if(wg == 0 and 16 * i < rest, out[None, 1], start + (8 * pitch + 16 * i))
 
 
 @cute.jit
@@ -765,17 +766,16 @@ def tree_sum(x):
 
 def token_of(n):
     """The token of a tile in a column of the product: a thread's neighbouring columns are neighbouring tokens."""
-    return n // 16 * 16 + n % 8 // 2 * 4 + n % 16 // 8 * 2 + n % 2
+    return (n & -16) | ((n & 6) << 1) | ((n & 8) >> 2) | (n & 1)
 
 
-def piece_of(s: cute.Tensor, row, piece, lane):
-    """This thread's four elements of a row in one piece of an operand."""
-    return cute.local_tile(s, (1, 4, 1), (row, lane % LANES, piece))[0, None, 0]
+def place(s: cute.Pointer, row, lane):
+    """Where a thread's first four elements of a row lie, in a swizzled operand's piece that starts at `s`."""
+    return s + cute.assume(row * K_TILE + ((lane & 15) * 4 ^ (row & 7) * 8), divby=4)
 
 
-def four_at(m: cute.Tensor, b, d, t):
-    """Four neighbouring tokens of a channel, from a multiple of four."""
-    return cute.zipped_divide(m, (1, 1, 4))[(0, 0, None), (b.to(I64), d.to(I64), t // 4)]
+def four(start: cute.Pointer):
+    return cute.make_tensor(start, cute.make_layout(4))
 
 
 def compile_project(config: Project, arch: str):

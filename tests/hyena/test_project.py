@@ -18,12 +18,11 @@ EPS, SHIFT = 1e-5, 0.05
 ARCHS = ("sm_90a", "sm_100a")
 
 
-def kernel_for(precision, width=128, channels=32, tile=16, share=1, layout="reshape", team=1):
+def kernel_for(precision, width=128, channels=32, tile=16, layout="reshape", team=1):
     chosen = Precision.named(precision)
     return Project(
         *(chosen.dtype, chosen.parts, width, 128, channels, tile),
         *(5, layout, True, False),
-        share=share,
         team=team,
     )
 
@@ -35,7 +34,7 @@ def project(inputs, kernel, groups=2, conv_length=None, prepared=None, arch="sm_
     w = tensors(inputs)
     length = w["hidden_states"].shape[1]
     conv_length = conv_length or length
-    sm_count = groups * kernel.slabs if kernel.cluster == 1 else 16 * groups
+    sm_count = groups * kernel.slabs if kernel.team == 1 else 16 * groups
     with machine.ptx_machine(arch, sm_count=sm_count):
         return stages.project(
             w["hidden_states"], w, kernel, conv_length, EPS, conv_length, SHIFT, prepared=prepared
@@ -68,32 +67,31 @@ def test_lengths(length, tile, arch):
     check(inputs, kernel_for("highest", 64, tile=tile), LIMITS["highest"], arch=arch)
 
 
-def transposed(width, channels, tile, share, team, precision):
-    return kernel_for(precision, width, channels, tile, share, "transpose", team)
+def transposed(width, channels, tile, team, precision):
+    return kernel_for(precision, width, channels, tile, "transpose", team)
 
 
 @parametrize(
     {
-        "width, channels, tile, share, team": [
-            (64, 64, 48, 1, 1),
-            (192, 32, 16, 2, 1),
-            (128, 32, 32, 4, 1),
-            (256, 32, 32, 1, 1),
-            (256, 64, 64, 1, 1),
-            (256, 64, 64, 4, 1),
-            (256, 32, 64, 8, 1),
-            (128, 32, 16, 1, 4),
-            (192, 64, 32, 1, 2),
-            (256, 64, 64, 2, 2),
-            (256, 32, 32, 1, 8),
+        "width, channels, tile, team": [
+            (64, 64, 48, 1),
+            (192, 32, 16, 1),
+            (256, 32, 32, 1),
+            (256, 64, 64, 1),
+            (256, 32, 64, 2),
+            (128, 32, 16, 4),
+            (192, 64, 32, 2),
+            (256, 64, 64, 2),
+            (256, 64, 48, 2),
+            (256, 32, 32, 8),
         ],
         "precision": ["high", "highest"],
         "arch": ARCHS,
     },
     where=lambda *case: transposed(*case[:-1]).fits,
 )
-def test_widths(width, channels, tile, share, team, precision, arch):
-    kernel = transposed(width, channels, tile, share, team, precision)
+def test_widths(width, channels, tile, team, precision, arch):
+    kernel = transposed(width, channels, tile, team, precision)
     check(hyena_inputs.stress(1, 197, width=width, inner=128), kernel, LIMITS[precision], 1, arch=arch)
 
 
@@ -127,7 +125,7 @@ def test_bad_tokens_stay_where_they_are(bad):
     want = hyena.block(inputs, EPS)
     inputs["hidden_states"][0, 18] = bad
     rest = [t for t in range(40) if t not in (18, 19, 20)]
-    made, _ = project(inputs, kernel_for("highest", share=4), 1)
+    made, _ = project(inputs, kernel_for("highest"), 1)
     for name in ("g", "x0"):
         got = getattr(made, name)[..., :40]
         assert rel_l2(got[1], want[name][1]) < LIMITS["highest"]
@@ -138,8 +136,8 @@ def test_bad_tokens_stay_where_they_are(bad):
 def test_same_bits_for_any_division(arch):
     inputs = hyena_inputs.stress(2, 70, width=128, inner=128)
     results = [
-        project(inputs, kernel_for("high", tile=32, share=share, team=team), groups, arch=arch)[0]
-        for share, team, groups in ((1, 1, 9), (1, 1, 1), (4, 1, 1), (1, 2, 1), (2, 4, 2))
+        project(inputs, kernel_for("high", tile=32, team=team), groups, arch=arch)[0]
+        for team, groups in ((1, 9), (1, 1), (2, 1), (4, 2))
     ]
     for made in results[1:]:
         assert torch.equal(made.g[..., :70], results[0].g[..., :70])
@@ -167,7 +165,6 @@ def test_prepared():
         ("inner", 4096, NotImplementedError),
         ("channels", 48, ValueError),
         ("tile", 20, ValueError),
-        ("share", 3, ValueError),
         ("team", 16, ValueError),
     ],
 )
@@ -192,15 +189,15 @@ def test_choice(precision, batch, length):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", Precision.NAMES)
 @pytest.mark.parametrize(
-    "channels, tile, share, team",
-    [(32, 32, 1, 1), (32, 64, 8, 1), (64, 64, 1, 1), (64, 64, 4, 1), (32, 16, 1, 4), (64, 64, 1, 2), (64, 64, 2, 2)],
+    "channels, tile, team",
+    [(32, 32, 1), (32, 32, 2), (64, 64, 1), (32, 16, 4), (64, 48, 2), (64, 64, 2)],
 )
-def test_on_a_gpu(precision, channels, tile, share, team):
+def test_on_a_gpu(precision, channels, tile, team):
     """Clusters and single blocks, at lengths that divide into nothing: right, and the same bits every time."""
     batch, length, width = 3, 2053, 256
     inputs = hyena_inputs.stress(batch, length, width=width, inner=128)
     want, w = hyena.block(inputs, EPS), {name: t.cuda() for name, t in tensors(inputs).items()}
-    kernel = kernel_for(precision, width, channels, tile, share, team=team)
+    kernel = kernel_for(precision, width, channels, tile, team=team)
     if not kernel.fits:
         pytest.skip("its operands don't fit in shared memory")
     made, again = (stages.project(w["hidden_states"], w, kernel, length, EPS, length, SHIFT) for _ in range(2))
