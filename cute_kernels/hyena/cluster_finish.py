@@ -164,7 +164,8 @@ class ClusterFinishKernel:
             if cutlass.const_expr(c.moves_registers):
                 cute.arch.setmaxregister_decrease(24)
             if warp_idx == c.consumers // 32:
-                cute.arch.griddepcontrol_wait()
+                if cutlass.const_expr(not c.operands_older):
+                    cute.arch.griddepcontrol_wait()
                 self.stream.produce(full, empty, rank * c.chunks, ((atomWo, tWo), (atomW1, tW1), (atomW2, tW2)), sW)
             cute.arch.cluster_wait()
         else:
@@ -250,12 +251,15 @@ class ClusterFinishKernel:
         rows.load_tokens(mX, x, token0, tidx)
         norm_w, norm_b, bias_o = (rows.load_channels(m, tidx, c.row_boxes) for m in (mNw, mNb, mBo))
         all_w, all_b, all_b1 = rows.load_all(mNw, tidx), rows.load_all(mNb, tidx), rows.load_all(mB1, tidx)
-        cute.arch.griddepcontrol_wait()
-        p = cute.make_rmem_tensor((c.width // 32, c.tokens // 8), F32)
-        rows.load_convolved(mP, p, token0, length, conv_length, mX.shape[0], tidx)
+        if cutlass.const_expr(not c.operands_older):
+            cute.arch.griddepcontrol_wait()
         all_norm1, scale_o = rows.load_all(mNorm1, tidx), rows.load_channels(mSo, tidx, c.row_boxes)
         first = rank * c.chunks  # of this block's part of the hidden width
         scale1, bias1 = self.hidden_vectors(mS1, mB1, first, tidx)
+        if cutlass.const_expr(c.operands_older):
+            cute.arch.griddepcontrol_wait()
+        p = cute.make_rmem_tensor((c.width // 32, c.tokens // 8), F32)
+        rows.load_convolved(mP, p, token0, length, conv_length, mX.shape[0], tidx)
 
         # A LayerNorm row's L2 norm is at most sqrt(D), so |n2| <= sqrt(D) max |weight| + |bias|, and with fc1's rows
         # |h| <= |W1_j| |n2| + |b1_j|: two scales that fit every token.

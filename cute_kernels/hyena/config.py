@@ -62,6 +62,7 @@ class Finish(HyenaKernel):
     split: int = 1
     multicast: int = 1
 
+    operands_older: ClassVar[bool] = False  # than the launch in front: nothing needs to wait for them
     tile: ClassVar[int] = 64  # tokens
     box: ClassVar[int] = 64  # rows of weights, and elements of K, of one load
     consumers: ClassVar[int] = 256  # threads of the two warpgroups that compute
@@ -160,6 +161,7 @@ class ClusterFinish(HyenaKernel):
     split: int  # blocks of a cluster
     tokens: int  # that a block owns
 
+    operands_older: ClassVar[bool] = False  # than the launch in front: nothing needs to wait for them
     box: ClassVar[tuple[int, int]] = (128, 64)  # rows of weights, and elements of K, of one load
     consumers: ClassVar[int] = 256  # threads of the two warpgroups that compute, each with half of a box's rows
     shared: ClassVar[int] = 232_448  # bytes of a block
@@ -618,6 +620,8 @@ class MixLaunch(LongConv):
 
 @dataclasses.dataclass(frozen=True)
 class FinishLaunch(Finish):
+    operands_older: ClassVar[bool] = True  # the long convolution starts this launch when the first one has ended
+
     @property
     def constants(self) -> Constants:
         return Constants(self.width, self.inner, self.dtype, self.parts)
@@ -630,6 +634,8 @@ class FinishLaunch(Finish):
 
 @dataclasses.dataclass(frozen=True)
 class ClusterFinishLaunch(ClusterFinish):
+    operands_older: ClassVar[bool] = True  # the long convolution starts this launch when the first one has ended
+
     @property
     def constants(self) -> Constants:
         return Constants(self.width, self.inner, self.dtype, self.parts)

@@ -62,7 +62,6 @@ class DirectConvKernel:
         mY: cute.Tensor,
     ):
         c = self.config
-        cute.arch.griddepcontrol_launch_dependents()
         tid = cute.arch.thread_idx()[0]
         d, b = cute.arch.block_idx()[0], cute.arch.block_idx()[1]
         length = mU.shape[2]
@@ -75,6 +74,8 @@ class DirectConvKernel:
         if tid < self.tile:
             sG[self.place(tid)] = F32(0.0)
         cute.arch.griddepcontrol_wait()
+        # From here on the first launch has ended: the next one need not wait for what that made.
+        cute.arch.griddepcontrol_launch_dependents()
 
         row = I64(b)
         taps = cutlass.min(length, mK.shape[1])

@@ -173,7 +173,8 @@ class FinishKernel:
             wg = warp_idx - c.consumers // 32
             if wg < 2:
                 mask = cpasync.create_tma_multicast_mask(cta_layout, cta_layout.get_flat_coord(rank), 1)
-                cute.arch.griddepcontrol_wait()
+                if cutlass.const_expr(not c.operands_older):
+                    cute.arch.griddepcontrol_wait()
                 self.stream.produce(
                     ring, wg, peer, chunk0 + wg, mask, ((atomWo, tWo), (atomW1, tW1), (atomW2, tW2)), sBox
                 )
@@ -268,12 +269,15 @@ class FinishKernel:
             rows.load_all(mBo, tidx, c.width),
             rows.load_all(mB2, tidx, c.width),
         )
-        cute.arch.griddepcontrol_wait()
+        if cutlass.const_expr(not c.operands_older):
+            cute.arch.griddepcontrol_wait()
+        norm1, scale1 = rows.load_all(mNorm1, tidx, c.inner), rows.load_all(mS1, tidx, share)
+        scale_o, scale2 = rows.load_all(mSo, tidx, c.width), rows.load_all(mS2, tidx, c.width)
+        if cutlass.const_expr(c.operands_older):
+            cute.arch.griddepcontrol_wait()
         p = cute.make_rmem_tensor(c.width * c.tile // c.consumers, F32)
         row, channel0 = tidx % c.tile, tidx // c.tile * cute.size(p)
         rows.load_channels(mP, p, token0 + row, channel0, length, conv_length, mX.shape[0])
-        norm1, scale1 = rows.load_all(mNorm1, tidx, c.inner), rows.load_all(mS1, tidx, share)
-        scale_o, scale2 = rows.load_all(mSo, tidx, c.width), rows.load_all(mS2, tidx, c.width)
 
         rows.store_vector(b1, s1, 2, share, tidx, 1.0)
         rows.store_vector(bo, sO, 2, c.width, tidx, 1.0)

@@ -76,7 +76,6 @@ class LargeConvKernel(Passes):
         rows: I32,
     ):
         c = self.config
-        cute.arch.griddepcontrol_launch_dependents()
         self.cluster_arrive()
         tid = cute.arch.thread_idx()[0]
         # Two groups of 32 neighbours for each warp: what they exchange after the first pass stays in the warp.
@@ -103,6 +102,8 @@ class LargeConvKernel(Passes):
             tables.append(table)
         cute.arch.sync_threads()
         cute.arch.griddepcontrol_wait()
+        # From here on the first launch has ended: the next one need not wait for what that made.
+        cute.arch.griddepcontrol_launch_dependents()
 
         staged = cute.make_layout((self.threads, GROUPS * POINTS))
         staged = smem.allocate_tensor(F32, staged, byte_alignment=16)[tid, None]

@@ -92,7 +92,6 @@ class LongConvKernel(Passes):
         rows: I32,
     ):
         c = self.config
-        cute.arch.griddepcontrol_launch_dependents()
         tidx = cute.arch.thread_idx()[0]
         t = tidx % c.team
         of_block = tidx // c.team
@@ -122,6 +121,8 @@ class LongConvKernel(Passes):
                     w = table
             twiddles.append(w)
         cute.arch.griddepcontrol_wait()
+        # From here on the first launch has ended: the next one need not wait for what that made.
+        cute.arch.griddepcontrol_launch_dependents()
 
         values = cute.make_layout((c.threads, POINTS, 2))
         sU = smem.allocate_tensor(F32, values, byte_alignment=16)[tidx, None, None]  # (POINTS, parity of the row)
