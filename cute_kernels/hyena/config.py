@@ -51,8 +51,7 @@ class ConvertWeights(HyenaKernel):
 class Finish(HyenaKernel):
     """out_proj, residual, LayerNorm, fc1, GELU, fc2, residual for tiles of 64 tokens.
 
-    `split` blocks share one token tile and divide the hidden width among them, or `multicast` token tiles share every
-    load of weights; either makes a cluster.
+    `split` blocks, a cluster, share one token tile and divide the hidden width among them.
     """
 
     dtype: str
@@ -60,7 +59,6 @@ class Finish(HyenaKernel):
     width: int
     inner: int
     split: int = 1
-    multicast: int = 1
 
     operands_older: ClassVar[bool] = False  # than the launch in front: nothing needs to wait for them
     tile: ClassVar[int] = 64  # tokens
@@ -72,11 +70,8 @@ class Finish(HyenaKernel):
     def __post_init__(self) -> None:
         if self.width not in (128, 256):
             raise NotImplementedError(f"d_model must be 128 or 256, got {self.width}")
-        if self.split not in (1, 2, 4, 8) or self.multicast not in (1, 2) or self.split > 1 < self.multicast:
-            raise ValueError(
-                "split must be 1, 2, 4 or 8 and multicast 1, or split 1 and multicast 2, "
-                f"got {self.split} and {self.multicast}"
-            )
+        if self.split not in (1, 2, 4, 8):
+            raise ValueError(f"split must be 1, 2, 4 or 8, got {self.split}")
         if self.inner % (2 * self.box * self.split):
             raise NotImplementedError(f"d_inner must be a multiple of {2 * self.box * self.split}, got {self.inner}")
 
@@ -91,10 +86,6 @@ class Finish(HyenaKernel):
             if inner % (2 * cls.box * split) == 0 and tiles <= room // split:
                 return cls(chosen.dtype, chosen.parts, width, inner, split=split)
         return cls(chosen.dtype, chosen.parts, width, inner)
-
-    @property
-    def cluster(self) -> int:
-        return self.split * self.multicast
 
     @property
     def half(self) -> int:
@@ -127,15 +118,26 @@ class Finish(HyenaKernel):
         return self.tile * self.width // self.split if self.rows_in_shared else 0
 
     @property
+    def rings(self) -> int:
+        """Of weights: with one part the warpgroups take turns, so the order in which they use stages is known."""
+        return self.parts
+
+    @property
     def stages(self) -> int:
-        """Stages of each warpgroup's ring of weights: what is left of shared memory."""
+        """Stages of a ring: what is left of shared memory."""
         tokens = self.parts * self.tile * self.width * 2
         vectors = 4 * (6 * self.width + 2 * self.inner // self.split + 5 * self.tile + 32 + self.kept)
-        return min(6, (self.shared - 2048 - tokens - vectors) // (2 * self.stage_bytes))
+        return min(12 // self.rings, (self.shared - 2048 - tokens - vectors) // (self.rings * self.stage_bytes))
+
+    @property
+    def sums_apart(self) -> int:
+        """Elements from one warpgroup's sums to the other's, in the place of the weights."""
+        return self.rings * self.stages * self.stage_bytes // 8
 
     @property
     def fits(self) -> bool:
-        return self.stages >= 2
+        sums = self.tile * self.half * (2 if self.split > 1 else 1)
+        return self.rings * self.stages >= 4 and self.sums_apart >= sums
 
     def launch(self) -> FinishLaunch:
         return FinishLaunch(**vars(self))

@@ -64,25 +64,21 @@ class FinishKernel:
         c = self.config
         row_major = utils.LayoutEnum.ROW_MAJOR
         box = (c.tile, c.box, c.box)
-        # Tokens: one (64, 64) tile for each K tile and part. Weights: four boxes a stage, two for each warpgroup, also
-        # seen as boxes of 128 rows.
+        # Tokens: one (64, 64) tile for each K tile and part. Weights: two boxes a stage, also seen as one of 128 rows.
+        stages = c.rings * c.stages
         a_layout = sm90_utils.make_smem_layout_a(row_major, box, self.dtype, c.width // c.box * c.parts)
-        box_layout = sm90_utils.make_smem_layout_b(row_major, box, self.dtype, 4 * c.stages)
-        wide_layout = sm90_utils.make_smem_layout_b(row_major, (c.tile, 2 * c.box, c.box), self.dtype, 2 * c.stages)
+        box_layout = sm90_utils.make_smem_layout_b(row_major, box, self.dtype, 2 * stages)
+        wide_layout = sm90_utils.make_smem_layout_b(row_major, (c.tile, 2 * c.box, c.box), self.dtype, stages)
 
-        if cutlass.const_expr(c.multicast > 1):
-            op = cpasync.CopyBulkTensorTileG2SMulticastOp()
-        else:
-            op = cpasync.CopyBulkTensorTileG2SOp()
         one = cute.slice_(box_layout, (None, None, 0))
         atoms = []
         for w in (mWo, mW1, mW2):
             nkp = cute.make_tensor(w.iterator, cute.select(w.layout, mode=[1, 2, 0]))  # (N, K, parts)
-            atoms += cpasync.make_tiled_tma_atom(op, nkp, one, (c.box, c.box))
+            atoms += cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), nkp, one, (c.box, c.box))
 
         @cute.struct
         class Storage:
-            w_mbar: cute.struct.MemRange[cutlass.Int64, 4 * c.stages]
+            w_mbar: cute.struct.MemRange[cutlass.Int64, 2 * stages]
             done: cute.struct.MemRange[cutlass.Int64, self.stream.barriers]
             address: cute.struct.MemRange[I32, self.stream.words]
             sO: cute.struct.Align[cute.struct.MemRange[F32, 2 * c.width], 16]
@@ -97,15 +93,14 @@ class FinishKernel:
             sW: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(box_layout)], 1024]
 
         self.Storage = Storage
-        clusters = cute.ceil_div(cute.ceil_div(mX.shape[0], c.tile), c.multicast)
         self.kernel.set_name_prefix("hyena_finish", remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
             *(mP, mX, *atoms, mSo, mS1, mS2, mNorm1, mBo, mB1, mB2, mNw, mNb, mOut, length, conv_length, eps),
             *(a_layout, box_layout, wide_layout),
         ).launch(
-            grid=(clusters * c.cluster, 1, 1),
+            grid=(cute.ceil_div(mX.shape[0], c.tile) * c.split, 1, 1),
             block=(c.consumers + 128, 1, 1),
-            cluster=(c.cluster, 1, 1),
+            cluster=(c.split, 1, 1),
             stream=stream,
             use_pdl=True,
             # without it the assembler may ignore setmaxnreg, and spill; naming the carveout keeps it off the driver
@@ -144,19 +139,16 @@ class FinishKernel:
         c = self.config
         tidx = cute.arch.thread_idx()[0]
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-        cluster = cute.arch.block_idx()[0] // c.cluster
-        cta_layout = cute.make_layout((1, c.multicast, c.split, 1))
-        peer, part = rank % c.multicast, rank // c.multicast  # token tile in the cluster, part of the hidden width
-        token0 = (cluster * c.multicast + peer) * c.tile
+        part = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())  # of the hidden width
+        token0 = cute.arch.block_idx()[0] // c.split * c.tile
         chunk0 = part * (2 * c.chunks)
 
         storage = memory.SmemAllocator().allocate(self.Storage)
         sA = storage.sA.get_tensor(a_layout.outer, swizzle=a_layout.inner)  # (64, 64, parts * K tiles)
-        sBox = storage.sW.get_tensor(box_layout.outer, swizzle=box_layout.inner)  # (64, 64, 4 * stages)
-        sWide = storage.sW.get_tensor(wide_layout.outer, swizzle=wide_layout.inner)  # (128, 64, 2 * stages)
-        # Partial sums take the place of the weights that a warpgroup has used.
-        sums = cute.make_layout((4, 128, c.half // 8, 2), stride=(1, 4, 512, c.stages * c.stage_bytes // 4))
+        sBox = storage.sW.get_tensor(box_layout.outer, swizzle=box_layout.inner)  # (64, 64, 2 * rings * stages)
+        sWide = storage.sW.get_tensor(wide_layout.outer, swizzle=wide_layout.inner)  # (128, 64, rings * stages)
+        # Partial sums take the place of the weights, a half for each warpgroup.
+        sums = cute.make_layout((4, 128, c.half // 8, 2), stride=(1, 4, 512, c.sums_apart))
         sWhole = cute.make_tensor(cute.recast_ptr(storage.sW.data_ptr(), dtype=F32), sums)
         sPart = cute.make_tensor(sWhole.iterator + 64 * c.half, sums)
         sKept = cute.make_tensor(storage.sKept.data_ptr(), cute.make_layout((4, 128, c.own, 2)))
@@ -167,17 +159,14 @@ class FinishKernel:
         sScale = storage.sScale.get_tensor(cute.make_layout(c.tile))
         sBound = storage.sBound.get_tensor(cute.make_layout((4, c.consumers // 32)))
 
-        ring = self.stream.ring(storage.w_mbar.data_ptr(), cta_layout)
+        ring = self.stream.ring(storage.w_mbar.data_ptr())
         if warp_idx >= c.consumers // 32:
             cute.arch.setmaxregister_decrease(24)
             wg = warp_idx - c.consumers // 32
-            if wg < 2:
-                mask = cpasync.create_tma_multicast_mask(cta_layout, cta_layout.get_flat_coord(rank), 1)
+            if wg < c.rings:
                 if cutlass.const_expr(not c.operands_older):
                     cute.arch.griddepcontrol_wait()
-                self.stream.produce(
-                    ring, wg, peer, chunk0 + wg, mask, ((atomWo, tWo), (atomW1, tW1), (atomW2, tW2)), sBox
-                )
+                self.stream.produce(ring, wg, chunk0, ((atomWo, tWo), (atomW1, tW1), (atomW2, tW2)), sBox)
             cute.arch.sync_threads()
             for _ in cutlass.range_constexpr(2 if c.split > 1 else 1):
                 self.meet()
@@ -209,7 +198,7 @@ class FinishKernel:
     @cute.jit
     def meet(self):
         """All blocks of the cluster."""
-        if cutlass.const_expr(self.config.cluster > 1):
+        if cutlass.const_expr(self.config.split > 1):
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
 
@@ -320,7 +309,7 @@ class FinishKernel:
 
         thread = tidx % 128
         fA, fB = self.stream.fragments(sA, sBox, sWide, done, address, wg)
-        states = self.stream.begin_states()
+        states = self.stream.begin_states(wg)
 
         # out_proj: r = p Wo^T + bo + x. Of r a block keeps what it will finish, a part of the columns: in the
         # output, or in shared memory where that has room.
@@ -351,6 +340,7 @@ class FinishKernel:
         for i in cutlass.range(c.chunks, unroll=1):
             states = self.stream.product(ring, states, wg, hidden, fA, fB, self.stream.fc1)
             self.stream.give_turn(wg)
+            states = self.stream.end_product(ring, states, wg, i)
             rows.activate(hidden, s1, (2 * i + wg) * (c.chunk // 2), inverse_h, tidx)
             self.stream.keep(hidden, sH, tidx)
             self.stream.take_turn(sH, wg, zero)
@@ -362,7 +352,7 @@ class FinishKernel:
         other = cute.make_tensor(total.iterator + c.half // 2, mine.layout)
         first = pair0 + 4 * c.own * part
         kept = cute.make_rmem_tensor((2, 2, c.own), F32)
-        rows.sync_warpgroup(wg)  # its last weights are read
+        self.stream.sync_weights(wg)  # the last ones are read
         cute.autovec_copy(other, sWhole[None, thread, None, wg])
         if cutlass.const_expr(c.rows_in_shared):
             cute.autovec_copy(
@@ -381,11 +371,11 @@ class FinishKernel:
             cute.arch.cluster_wait()
             rows.sum_over_cluster(sPart, total, c.own, part, wg, thread, c.split)
         rows.add_scaled(kept, total, s2, first, tidx)
-        # No block may end while others read its sums, or tell it that a stage is free. The stores need no waiting for.
-        if cutlass.const_expr(c.cluster > 1):
+        # No block may end while others read its sums. The stores need no waiting for.
+        if cutlass.const_expr(c.split > 1):
             cute.arch.cluster_arrive()
         rows.store_pairs(kept, mOut, token0, first, tidx)
-        if cutlass.const_expr(c.cluster > 1):
+        if cutlass.const_expr(c.split > 1):
             cute.arch.cluster_wait()
 
 

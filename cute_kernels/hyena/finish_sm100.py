@@ -26,7 +26,8 @@ class StreamSm100(WeightStream):
     barriers = 2  # one of each warpgroup: its product is done
 
     def __init__(self, config: Finish):
-        super().__init__(config, config.stages - 1)  # the hidden operand takes the place of a stage
+        # The hidden operands take the place of stages.
+        super().__init__(config, config.stages - 2 // config.rings)
         c = config
         most = max(len(product.uses) for product in (self.out_proj, self.fc1, self.fc2))
         self.allocated = tensor_memory.allocation(c.width + c.chunk if c.parts == 1 else BOX * most)
@@ -36,17 +37,15 @@ class StreamSm100(WeightStream):
         k = OperandMajorMode.K
         return sm100_utils.make_trivial_tiled_mma(self.dtype, self.dtype, k, k, F32, tcgen05.CtaGroup.ONE, (64, n))
 
-    def ring(self, mbar: cute.Pointer, cluster: cute.Layout):
-        """The barriers of both warpgroups' rings, one after the other."""
+    def ring(self, mbar: cute.Pointer):
+        """The barriers of all rings, one after the other."""
         group = pipeline.CooperativeGroup
         return pipeline.PipelineTmaUmma.create(
-            num_stages=2 * self.config.stages,
+            num_stages=self.config.rings * self.config.stages,
             barrier_storage=mbar,
             tx_count=2 * BOX * BOX * 2,
             producer_group=group(pipeline.Agent.Thread),
-            consumer_group=group(pipeline.Agent.Thread, self.config.multicast),
-            cta_layout_vmnk=cluster,
-            mcast_mode_mn=(0, 1),
+            consumer_group=group(pipeline.Agent.Thread),
         )
 
     @cute.jit
@@ -63,9 +62,9 @@ class StreamSm100(WeightStream):
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
             tensor_memory.free(self.allocated, address)
 
-    def begin_states(self):
+    def begin_states(self, wg: I32):
         """Of the next stage to wait for, and the phase of `done`."""
-        return pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages), I32(0)
+        return self.first(pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages), wg), I32(0)
 
     def fragments(self, sA, sBox, sWide, done, address, wg):
         """The tokens (MMA, 1, K blocks, parts * K tiles), and the rings as boxes of 64 rows and of 128, with the start
@@ -82,7 +81,7 @@ class StreamSm100(WeightStream):
     def hidden_operand(self, sBox, wg):
         c = self.config
         tiles = c.parts * c.chunk // BOX
-        stage = wg * c.stages + self.stages
+        stage = self.stages + wg * (c.stages if c.rings == 2 else 1)
         sH = cute.local_tile(sBox, (c.tile, BOX, tiles), (0, 0, stage * 2 // tiles))
         return sH, self.mma(BOX).make_fragment_A(self.mma(BOX).get_slice(0).partition_A(sH))
 
@@ -99,6 +98,18 @@ class StreamSm100(WeightStream):
 
     def take_turn(self, sH, wg, zero):
         pass
+
+    def end_product(self, ring, states, wg, i):
+        """fc1 of chunk i has been waited for: passes over the other warpgroup's stages."""
+        state, phase = states
+        return (self.behind_turn(state, wg, i), phase) if self.config.rings == 1 else states
+
+    def sync_weights(self, wg):
+        """Of those who share a ring."""
+        if self.config.rings == 1:
+            rows.sync()
+        else:
+            rows.sync_warpgroup(wg)
 
     @cute.jit
     def end_turns(self, ring, states, total, fB, wg):
@@ -128,7 +139,7 @@ class StreamSm100(WeightStream):
         first = 0  # column
         if cutlass.const_expr(self.config.parts == 1 and spec is self.fc1):
             first = self.config.width
-        waits = self.config.parts == 2 or spec.end != "hold"
+        waits = self.config.parts == 2 or spec is not self.fc2
         # The warps have read what the sums overwrite, and written the operand.
         tensor_memory.fence_before()
         rows.sync_warpgroup(wg)
@@ -140,8 +151,9 @@ class StreamSm100(WeightStream):
                 self.start(ring, state.clone(), wg, fA, fB, spec, first, spec.adds and nth > 0)
             if cutlass.const_expr(waits):
                 self.commit(fB[3])
-        for _ in spec.uses:
-            state.advance()
+        state = self.skipped(state, spec.step * len(spec.uses))
+        if cutlass.const_expr(self.config.rings == 1 and spec is self.out_proj):
+            state = self.behind_out_proj(state, wg)
         if cutlass.const_expr(waits):
             cute.arch.mbarrier_wait(fB[3], phase)
             phase ^= 1
@@ -163,7 +175,7 @@ class StreamSm100(WeightStream):
     def start(self, ring, state, wg, fA, fB, spec: cutlass.Constexpr, first: cutlass.Constexpr, adds):
         """Issues a product whose sums lie from column `first`."""
         for (n, k, _), _second in spec.uses:
-            at = self.of_ring(state, wg)
+            at = state.clone()
             ring.consumer_wait(at)
             more = k > 0 or adds
             if cutlass.const_expr(spec.rows == BOX):
@@ -172,7 +184,7 @@ class StreamSm100(WeightStream):
             else:
                 self.issue(2 * BOX, fB[2], first + n * BOX, fA, k, fB[1], at.index, more)
             ring.consumer_release(at)
-            state.advance()
+            state = self.skipped(state, spec.step)
 
     @cute.jit
     def start_parts(self, ring, state, wg, fA, fB, spec: cutlass.Constexpr):

@@ -1,11 +1,14 @@
 """The weights of `finish` as a stream through shared memory, and the products that drink from it.
 
-Each warpgroup has its own ring, filled by its own warp. A stage is two boxes of [64 rows, 64 of K], 8 KB each:
+A stage is two boxes of [64 rows, 64 of K], 8 KB each:
 
 - with two parts, the low and the high part of one box;
 - otherwise 128 rows of one K tile, or, for a product of 64 rows, two neighbours along K.
 
-`Product.uses` lists a product's stages in order; producer and consumer both follow it.
+`Product.uses` lists a product's stages in order; producer and consumer both follow it. With two parts each warpgroup
+has its own ring, filled by its own warp. With one part the warpgroups take turns at the tensor core, so there is one
+ring of both, in the order of the turns: out_proj stage by stage, then a chunk's fc1 of each, then turns of a chunk's
+fc2 and the next one's fc1. All of it is ahead of whoever has the turn.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ class Product:
     registers: bool = False  # the tokens' operand is in registers, not in shared memory
     adds: bool = False  # to what the accumulator holds
     held: bool = False  # the product in front ended with "wait" or "hold"
-    end: str = "return"  # the last stage, or only "wait" for it, or "hold" it, still in flight; with one part
+    end: str = "wait"  # for the last stage, or "hold" it, still in flight; with one part
+    step: int = 1  # stages of the ring from one of its uses to the next
 
     @property
     def uses(self) -> list[tuple[tuple[int, int, int], tuple[int, int, int]]]:
@@ -57,14 +61,40 @@ class WeightStream:
         self.config, self.stages = config, stages  # stages of each ring
         self.dtype = operand_type(config.dtype)
         c, k_tiles = config, config.width // BOX
-        self.out_proj = Product(c.parts, c.half, k_tiles, end="wait")
-        self.fc1 = Product(c.parts, c.chunk, k_tiles, held=True)
+        self.out_proj = Product(c.parts, c.half, k_tiles, step=3 - c.rings)
+        self.fc1 = Product(c.parts, c.chunk, k_tiles, held=True, end="hold")
         self.fc2 = Product(c.parts, c.width, c.chunk // BOX, registers=True, adds=c.chunks > 1, end="hold")
 
     def of_ring(self, state: PipelineState, wg: I32):
-        """The state of one warpgroup's ring among the barriers of both."""
+        """The state of a warpgroup's ring among the barriers of all."""
+        if self.config.rings == 1:
+            return state
         stages = self.config.stages
         return PipelineState(2 * stages, state.count, wg * stages + state.index, state.phase)
+
+    def skipped(self, state: PipelineState, n):
+        """The state `n` stages on."""
+        index = state.index + n
+        wraps = index // self.stages
+        return PipelineState(self.stages, state.count + n, index - wraps * self.stages, state.phase ^ (wraps & 1))
+
+    def first(self, state: PipelineState, wg: I32):
+        """The warpgroup's first stage."""
+        return self.skipped(state, wg) if self.config.rings == 1 else state
+
+    def behind_out_proj(self, state: PipelineState, wg: I32):
+        """From behind out_proj to the first fc1."""
+        return self.skipped(state, wg * (len(self.fc1.uses) - 1))
+
+    def behind_turn(self, state: PipelineState, wg: I32, i: I32):
+        """From behind fc1 of chunk i to its fc2: over the other's turn, of [fc2 of the chunk before, fc1 of this one] or
+        of [fc2 of this chunk, fc1 of the next]."""
+        if self.config.rings == 2:
+            return state
+        fc1, fc2 = len(self.fc1.uses), len(self.fc2.uses)
+        first = fc1 + cutlass.min(i, 1) * fc2
+        second = fc2 + cutlass.min(self.config.chunks - 1 - i, 1) * fc1
+        return self.skipped(state, first + wg * (second - first))
 
     @cute.jit
     def load(
@@ -72,8 +102,6 @@ class WeightStream:
         ring: pipeline.PipelineAsync,
         state: PipelineState,
         wg: I32,
-        peer: I32,
-        mask: cutlass.Int16,
         tiles,  # the atom, the boxes in shared memory, the boxes of the matrix by (64 rows, K tile, part)
         use: cutlass.Constexpr,
         row0: I32,
@@ -86,13 +114,8 @@ class WeightStream:
         ring.producer_acquire(s)
         mbar = ring.producer_get_barrier(s)
         (n0, ka, pa), (n1, kb, pb) = use
-        if cutlass.const_expr(self.config.multicast == 1):
-            cute.copy(atom, tWgW[None, (row0 + n0) % rows, k0 + ka, pa], tWsW[None, 2 * s.index], tma_bar_ptr=mbar)
-            cute.copy(atom, tWgW[None, (row0 + n1) % rows, k0 + kb, pb], tWsW[None, 2 * s.index + 1], tma_bar_ptr=mbar)
-        else:  # each of the two blocks loads one box for both
-            n, k, p = n0 + peer * (n1 - n0), ka + peer * (kb - ka), pa + peer * (pb - pa)
-            source = tWgW[None, (row0 + n) % rows, k0 + k, p]
-            cute.copy(atom, source, tWsW[None, 2 * s.index + peer], tma_bar_ptr=mbar, mcast_mask=mask)
+        cute.copy(atom, tWgW[None, (row0 + n0) % rows, k0 + ka, pa], tWsW[None, 2 * s.index], tma_bar_ptr=mbar)
+        cute.copy(atom, tWgW[None, (row0 + n1) % rows, k0 + kb, pb], tWsW[None, 2 * s.index + 1], tma_bar_ptr=mbar)
         ring.producer_commit(s)
         state.advance()
         return state
@@ -101,29 +124,43 @@ class WeightStream:
     def produce(
         self,
         ring: pipeline.PipelineAsync,
-        wg: I32,
-        peer: I32,
-        chunk0: I32,
-        mask: cutlass.Int16,
+        wg: I32,  # the ring's, where each has one
+        chunk0: I32,  # the block's first
         atoms,  # three times (atom, coordinates)
-        sBox: cute.Tensor,  # (64, 64, 4 * stages)
+        sBox: cute.Tensor,  # (64, 64, 2 * rings * stages)
     ):
-        """Loads the weights of one warpgroup in the order in which `consume` uses them."""
+        """Loads the weights of a ring in the order in which `consume` uses them."""
         c = self.config
         sBox = cute.group_modes(sBox, 0, 2)
         w_o, w_1, w_2 = (self.boxes_of(*pair, sBox) for pair in atoms)
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
         row_boxes, chunk_boxes = c.width // BOX, c.chunk // BOX
-        half0 = wg * (c.half // BOX)
+        half_boxes, hidden_boxes = c.half // BOX, c.inner // BOX
 
-        for use in self.out_proj.uses:
-            state = self.load(ring, state, wg, peer, mask, w_o, use, half0, 0, row_boxes)
-        for i in cutlass.range(c.chunks, unroll=1):
-            hidden0 = (chunk0 + 2 * i) * chunk_boxes
-            for use in self.fc1.uses:
-                state = self.load(ring, state, wg, peer, mask, w_1, use, hidden0, 0, c.inner // BOX)
-            for use in self.fc2.uses:
-                state = self.load(ring, state, wg, peer, mask, w_2, use, half0, hidden0, row_boxes)
+        if cutlass.const_expr(c.rings == 2):
+            half0 = wg * half_boxes
+            for use in self.out_proj.uses:
+                state = self.load(ring, state, wg, w_o, use, half0, 0, row_boxes)
+            for i in cutlass.range(c.chunks, unroll=1):
+                hidden0 = (chunk0 + 2 * i + wg) * chunk_boxes
+                for use in self.fc1.uses:
+                    state = self.load(ring, state, wg, w_1, use, hidden0, 0, hidden_boxes)
+                for use in self.fc2.uses:
+                    state = self.load(ring, state, wg, w_2, use, half0, hidden0, row_boxes)
+        else:
+            for use in self.out_proj.uses:
+                for half in range(2):
+                    state = self.load(ring, state, wg, w_o, use, half * half_boxes, 0, row_boxes)
+            for half in range(2):
+                for use in self.fc1.uses:
+                    state = self.load(ring, state, wg, w_1, use, (chunk0 + half) * chunk_boxes, 0, hidden_boxes)
+            for turn in cutlass.range(2 * c.chunks, unroll=1):
+                hidden0, half0 = (chunk0 + turn) * chunk_boxes, turn % 2 * half_boxes
+                for use in self.fc2.uses:
+                    state = self.load(ring, state, wg, w_2, use, half0, hidden0, row_boxes)
+                if turn + 2 < 2 * c.chunks:
+                    for use in self.fc1.uses:
+                        state = self.load(ring, state, wg, w_1, use, hidden0 + 2 * chunk_boxes, 0, hidden_boxes)
 
     def boxes_of(self, atom, coords, sBox):
         g = cute.group_modes(cute.local_tile(coords, (BOX, BOX), (None, None, None)), 0, 2)
@@ -144,17 +181,15 @@ class StreamSm90(WeightStream):
         source = warpgroup.OperandSource.RMEM if registers else warpgroup.OperandSource.SMEM
         return sm90_utils.make_trivial_tiled_mma(self.dtype, self.dtype, k, k, F32, (1, 1, 1), (64, n), source)
 
-    def ring(self, mbar: cute.Pointer, cluster: cute.Layout):
-        """The barriers of both warpgroups' rings, one after the other."""
+    def ring(self, mbar: cute.Pointer):
+        """The barriers of all rings, one after the other."""
         group = pipeline.CooperativeGroup
         return pipeline.PipelineTmaAsync.create(
-            num_stages=2 * self.config.stages,
+            num_stages=self.config.rings * self.config.stages,
             barrier_storage=mbar,
             tx_count=2 * BOX * BOX * 2,
             producer_group=group(pipeline.Agent.Thread),
-            consumer_group=group(pipeline.Agent.Thread, 4 * self.config.multicast),
-            cta_layout_vmnk=cluster,
-            mcast_mode_mn=(0, 1),
+            consumer_group=group(pipeline.Agent.Thread, 4),
         )
 
     def begin(self, done, address):
@@ -163,9 +198,9 @@ class StreamSm90(WeightStream):
     def end(self, address):
         pass
 
-    def begin_states(self):
-        """Of the next stage to wait for, and of the next to hand back."""
-        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
+    def begin_states(self, wg: I32):
+        """Of the next stage to wait for, and of the one in use."""
+        state = self.first(pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages), wg)
         return state, state.clone()
 
     def fragments(self, sA, sBox, sWide, done, address, wg):
@@ -188,7 +223,7 @@ class StreamSm90(WeightStream):
     @property
     def turns(self) -> bool:
         """With two parts products wait so often that the warpgroups interleave by themselves."""
-        return self.config.parts == 1
+        return self.config.rings == 1
 
     @cute.jit
     def begin_turns(self, wg: I32, zero: I32):
@@ -252,7 +287,7 @@ class StreamSm90(WeightStream):
         else:
             n_mma = min(spec.rows, 2 * BOX)
             for u, ((n, k, _), _second) in enumerate(spec.uses):
-                s = self.of_ring(state, wg)
+                s = state.clone()
                 ring.consumer_wait(s)
                 warpgroup.fence()
                 out = cute.make_tensor(acc.iterator + n * (BOX // 2), cute.make_layout(n_mma // 2))
@@ -263,17 +298,34 @@ class StreamSm90(WeightStream):
                 else:
                     self.issue(2 * BOX, out, fA, k, fB[1], s.index, spec.registers, start)
                 warpgroup.commit_group()
-                state.advance()
+                state = self.skipped(state, spec.step)
                 if cutlass.const_expr(spec.held or u > 0):
                     warpgroup.wait_group(1)
-                    ring.consumer_release(self.of_ring(behind, wg))
-                    behind.advance()
-            if cutlass.const_expr(spec.end != "hold"):
+                    ring.consumer_release(behind)
+                behind = s
+            if cutlass.const_expr(spec.end == "wait"):
                 warpgroup.wait_group(0)
-            if cutlass.const_expr(spec.end == "return"):
-                ring.consumer_release(self.of_ring(behind, wg))
-                behind.advance()
+            if cutlass.const_expr(spec is self.out_proj):
+                state = self.behind_out_proj(state, wg)
         return state, behind
+
+    @cute.jit
+    def end_product(self, ring: pipeline.PipelineTmaAsync, states, wg: I32, i: I32):
+        """Waits for fc1 of chunk i, and passes over the other's turn."""
+        state, behind = states
+        if cutlass.const_expr(self.turns):
+            warpgroup.wait_group(0)
+            ring.consumer_release(behind)
+            state = self.behind_turn(state, wg, i)
+        return state, behind
+
+    @cute.jit
+    def sync_weights(self, wg: I32):
+        """Of those who share a ring."""
+        if cutlass.const_expr(self.config.rings == 1):
+            rows.sync()
+        else:
+            rows.sync_warpgroup(wg)
 
     @cute.jit
     def issue(
