@@ -251,15 +251,13 @@ class ClusterFinishKernel:
         rows.load_tokens(mX, x, token0, tidx)
         norm_w, norm_b, bias_o = (rows.load_channels(m, tidx, c.row_boxes) for m in (mNw, mNb, mBo))
         all_w, all_b, all_b1 = rows.load_all(mNw, tidx), rows.load_all(mNb, tidx), rows.load_all(mB1, tidx)
+        p = cute.make_rmem_tensor((c.width // 32, c.tokens // 8), F32)
         if cutlass.const_expr(not c.operands_older):
             cute.arch.griddepcontrol_wait()
+            rows.load_convolved(mP, p, token0, length, conv_length, mX.shape[0], tidx)
         all_norm1, scale_o = rows.load_all(mNorm1, tidx), rows.load_channels(mSo, tidx, c.row_boxes)
         first = rank * c.chunks  # of this block's part of the hidden width
         scale1, bias1 = self.hidden_vectors(mS1, mB1, first, tidx)
-        if cutlass.const_expr(c.operands_older):
-            cute.arch.griddepcontrol_wait()
-        p = cute.make_rmem_tensor((c.width // 32, c.tokens // 8), F32)
-        rows.load_convolved(mP, p, token0, length, conv_length, mX.shape[0], tidx)
 
         # A LayerNorm row's L2 norm is at most sqrt(D), so |n2| <= sqrt(D) max |weight| + |bias|, and with fc1's rows
         # |h| <= |W1_j| |n2| + |b1_j|: two scales that fit every token.
@@ -272,12 +270,7 @@ class ClusterFinishKernel:
         if tidx % 32 == 0:
             for i in cutlass.range_constexpr(4):
                 sBound[i, warp_idx] = bounds[i]
-        rows.store_largest(p, sLargest, tidx)
         rows.sync()
-        rows.store_convolved(p, sLargest, sScale, sP, c.parts, tidx)
-        cute.arch.fence_proxy("async.shared", space="cta")
-        rows.sync()
-
         # Every warp finds the same from the warps' shares, a lane's four of one warp.
         share = cute.make_rmem_tensor(4, F32)
         cute.autovec_copy(sBound[None, tidx % 8], share)
@@ -289,6 +282,15 @@ class ClusterFinishKernel:
             sFactor[0], sFactor[1] = inverse_n, scale_h
         norm_w.store(norm_w.load() * scale_n)
         norm_b.store(norm_b.load() * scale_n)
+
+        if cutlass.const_expr(c.operands_older):
+            cute.arch.griddepcontrol_wait()
+            rows.load_convolved(mP, p, token0, length, conv_length, mX.shape[0], tidx)
+        rows.store_largest(p, sLargest, tidx)
+        rows.sync()
+        rows.store_convolved(p, sLargest, sScale, sP, c.parts, tidx)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        rows.sync()
 
         mma_o, mma = self.stream.mma(c.tokens, False), self.stream.mma(c.tile, True)
         slice_o, slice_ = self.stream.slice(mma_o, thread), self.stream.slice(mma, thread)

@@ -258,24 +258,16 @@ class FinishKernel:
             rows.load_all(mBo, tidx, c.width),
             rows.load_all(mB2, tidx, c.width),
         )
-        if cutlass.const_expr(not c.operands_older):
-            cute.arch.griddepcontrol_wait()
-        norm1, scale1 = rows.load_all(mNorm1, tidx, c.inner), rows.load_all(mS1, tidx, share)
-        scale_o, scale2 = rows.load_all(mSo, tidx, c.width), rows.load_all(mS2, tidx, c.width)
-        if cutlass.const_expr(c.operands_older):
-            cute.arch.griddepcontrol_wait()
         p = cute.make_rmem_tensor(c.width * c.tile // c.consumers, F32)
         row, channel0 = tidx % c.tile, tidx // c.tile * cute.size(p)
-        rows.load_channels(mP, p, token0 + row, channel0, length, conv_length, mX.shape[0])
-
-        rows.store_vector(b1, s1, 2, share, tidx, 1.0)
-        rows.store_vector(bo, sO, 2, c.width, tidx, 1.0)
-        rows.store_vector(b2, s2, 2, c.width, tidx, 1.0)
+        if cutlass.const_expr(not c.operands_older):
+            cute.arch.griddepcontrol_wait()
+            rows.load_channels(mP, p, token0 + row, channel0, length, conv_length, mX.shape[0])
+        norm1, scale1 = rows.load_all(mNorm1, tidx, c.inner), rows.load_all(mS1, tidx, share)
+        scale_o, scale2 = rows.load_all(mSo, tidx, c.width), rows.load_all(mS2, tidx, c.width)
 
         # A LayerNorm row's L2 norm is at most sqrt(D), so |n2| <= sqrt(D) max |weight| + |bias|, and with fc1's rows
         # |h| <= |W1_j| |n2| + |b1_j|: two scales that fit every token.
-        amax = numerics.largest(p)
-        sReduce[row, tidx // c.tile // 2, tidx // c.tile % 2] = amax
         bounds = (
             numerics.max_over(numerics.largest(norm_w), 32),
             numerics.sum_over(numerics.sum_of_squares(norm_b), 32),
@@ -293,17 +285,27 @@ class FinishKernel:
         n_bound = F32(math.sqrt(c.width)) * weight + cute.math.sqrt(bias)
         scale_n, inverse_n = numerics.scale_of(n_bound)
         _, inverse_h = numerics.scale_of(n_bound * w1_norm + b1_max)
+        rows.store_vector(scale_o, sO, 0, c.width, tidx, 1.0)
+        rows.store_vector(bo, sO, 2, c.width, tidx, 1.0)
+        rows.store_vector(norm_w, sN, 0, c.width, tidx, scale_n)
+        rows.store_vector(norm_b, sN, 2, c.width, tidx, scale_n)
+        rows.store_vector(scale1, s1, 0, share, tidx, inverse_n)
+        rows.store_vector(b1, s1, 2, share, tidx, 1.0)
+        rows.store_vector(scale2, s2, 0, c.width, tidx, inverse_h)
+        rows.store_vector(b2, s2, 2, c.width, tidx, 1.0)
+
+        if cutlass.const_expr(c.operands_older):
+            cute.arch.griddepcontrol_wait()
+            rows.load_channels(mP, p, token0 + row, channel0, length, conv_length, mX.shape[0])
+        amax = numerics.largest(p)
+        sReduce[row, tidx // c.tile // 2, tidx // c.tile % 2] = amax
+        rows.sync()
         for i in cutlass.range_constexpr(4):
             amax = cute.arch.fmax(amax, sReduce[row, i // 2, i % 2])
         scale_p, inverse_p = numerics.scale_of(amax)
         if tidx < c.tile:
             sScale[row] = inverse_p
         rows.store_channels(p, scale_p, sA, row, channel0, c.parts)
-        rows.store_vector(scale_o, sO, 0, c.width, tidx, 1.0)
-        rows.store_vector(norm_w, sN, 0, c.width, tidx, scale_n)
-        rows.store_vector(norm_b, sN, 2, c.width, tidx, scale_n)
-        rows.store_vector(scale1, s1, 0, share, tidx, inverse_n)
-        rows.store_vector(scale2, s2, 0, c.width, tidx, inverse_h)
         cute.arch.fence_proxy("async.shared", space="cta")
         rows.sync()
 
