@@ -87,8 +87,8 @@ class WeightStream:
         return self.skipped(state, wg * (len(self.fc1.uses) - 1))
 
     def behind_turn(self, state: PipelineState, wg: I32, i: I32):
-        """From behind fc1 of chunk i to its fc2: over the other's turn, of [fc2 of the chunk before, fc1 of this one] or
-        of [fc2 of this chunk, fc1 of the next]."""
+        """From behind fc1 of chunk i to its fc2, over the other's turn: fc2 of the chunk before and fc1 of this one, or
+        fc2 of this chunk and fc1 of the next."""
         if self.config.rings == 2:
             return state
         fc1, fc2 = len(self.fc1.uses), len(self.fc2.uses)
@@ -298,7 +298,8 @@ class StreamSm90(WeightStream):
                 else:
                     self.issue(2 * BOX, out, fA, k, fB[1], s.index, spec.registers, start)
                 warpgroup.commit_group()
-                state = self.skipped(state, spec.step)
+                for _ in range(spec.step):
+                    state.advance()
                 if cutlass.const_expr(spec.held or u > 0):
                     warpgroup.wait_group(1)
                     ring.consumer_release(behind)
