@@ -72,8 +72,8 @@ def conv_kernel(length: int, *, skip: bool, pre_gate: bool, post_gate: bool) -> 
 def finish_kernel(problem: HyenaProblem, precision: str, tokens: int, sm_count: int) -> Finish | ClusterFinish | None:
     if problem.width not in (128, 256) or problem.inner % 128:
         return None
-    shape = (precision, problem.width, problem.inner, tokens, sm_count)
-    kernel = ClusterFinish.for_shape(*shape) or Finish.for_shape(*shape)
+    shape = (precision, problem.width, problem.inner)
+    kernel = ClusterFinish.for_shape(*shape, tokens, sm_count) or Finish.for_precision(*shape)
     return kernel if kernel.fits else None
 
 

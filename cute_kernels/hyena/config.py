@@ -49,16 +49,12 @@ class ConvertWeights(HyenaKernel):
 
 @dataclasses.dataclass(frozen=True)
 class Finish(HyenaKernel):
-    """out_proj, residual, LayerNorm, fc1, GELU, fc2, residual for tiles of 64 tokens.
-
-    `split` blocks, a cluster, share one token tile and divide the hidden width among them.
-    """
+    """out_proj, residual, LayerNorm, fc1, GELU, fc2, residual for tiles of 64 tokens."""
 
     dtype: str
     parts: int
     width: int
     inner: int
-    split: int = 1
 
     operands_older: ClassVar[bool] = False  # than the launch in front: nothing needs to wait for them
     tile: ClassVar[int] = 64  # tokens
@@ -70,21 +66,12 @@ class Finish(HyenaKernel):
     def __post_init__(self) -> None:
         if self.width not in (128, 256):
             raise NotImplementedError(f"d_model must be 128 or 256, got {self.width}")
-        if self.split not in (1, 2, 4, 8):
-            raise ValueError(f"split must be 1, 2, 4 or 8, got {self.split}")
-        if self.inner % (2 * self.box * self.split):
-            raise NotImplementedError(f"d_inner must be a multiple of {2 * self.box * self.split}, got {self.inner}")
+        if self.inner % (2 * self.box):
+            raise NotImplementedError(f"d_inner must be a multiple of {2 * self.box}, got {self.inner}")
 
     @classmethod
-    def for_shape(cls, precision: str, width: int, inner: int, tokens: int, sm_count: int) -> Finish:
-        """The configuration for a number of tokens: the largest split whose blocks all run at once."""
+    def for_precision(cls, precision: str, width: int, inner: int) -> Finish:
         chosen = Precision.named(precision)
-        tiles = -(-tokens // cls.tile)
-        for split in (8, 4, 2):
-            # Clusters of 4 and 8 don't fill a GPU: its SMs come in groups of up to 18, some with fewer.
-            room = sm_count if split == 2 else sm_count * 10 // 11
-            if inner % (2 * cls.box * split) == 0 and tiles <= room // split:
-                return cls(chosen.dtype, chosen.parts, width, inner, split=split)
         return cls(chosen.dtype, chosen.parts, width, inner)
 
     @property
@@ -95,27 +82,22 @@ class Finish(HyenaKernel):
     @property
     def chunk(self) -> int:
         """Hidden columns that a warpgroup takes at once: as many as its registers hold."""
-        return 128 if self.parts == 1 and self.inner % (256 * self.split) == 0 else 64
+        return 128 if self.parts == 1 and self.inner % 256 == 0 else 64
 
     @property
     def chunks(self) -> int:
         """Chunks of one warpgroup."""
-        return self.inner // self.split // (2 * self.chunk)
-
-    @property
-    def own(self) -> int:
-        """Blocks of 8 columns, of each warpgroup's half, that one of the split's blocks finishes."""
-        return self.half // 8 // self.split
+        return self.inner // (2 * self.chunk)
 
     @property
     def rows_in_shared(self) -> bool:
-        """The residual's part that a block finishes waits in shared memory, not in the output."""
-        return self.split >= 4
+        """x, then the residual, then the output are rows in shared memory. Otherwise x is in registers, and the residual
+        waits in the output: with two parts there is no room for it."""
+        return self.parts == 1
 
     @property
-    def kept(self) -> int:
-        """Elements of it."""
-        return self.tile * self.width // self.split if self.rows_in_shared else 0
+    def row_elements(self) -> int:
+        return self.tile * self.width if self.rows_in_shared else 0
 
     @property
     def rings(self) -> int:
@@ -126,7 +108,7 @@ class Finish(HyenaKernel):
     def stages(self) -> int:
         """Stages of a ring: what is left of shared memory."""
         tokens = self.parts * self.tile * self.width * 2
-        vectors = 4 * (6 * self.width + 2 * self.inner // self.split + 5 * self.tile + 32 + self.kept)
+        vectors = 4 * (6 * self.width + 2 * self.inner + 5 * self.tile + 32 + self.row_elements)
         return min(12 // self.rings, (self.shared - 2048 - tokens - vectors) // (self.rings * self.stage_bytes))
 
     @property
@@ -136,8 +118,7 @@ class Finish(HyenaKernel):
 
     @property
     def fits(self) -> bool:
-        sums = self.tile * self.half * (2 if self.split > 1 else 1)
-        return self.rings * self.stages >= 4 and self.sums_apart >= sums
+        return self.rings * self.stages >= 4 and self.sums_apart >= self.tile * self.half
 
     def launch(self) -> FinishLaunch:
         return FinishLaunch(**vars(self))

@@ -1,10 +1,9 @@
 """The block's second half in one kernel: out_proj, residual, LayerNorm, fc1, GELU, fc2, residual.
 
-A block owns 64 tokens, or shares them with the other blocks of its cluster, each of which has a part of the hidden
-width. Two warpgroups compute. For out_proj each has half of the columns; then each has its own chunks of the hidden
-width, whose activations never leave its registers, and a partial sum of all output columns. At the end the partial sums
-of the warpgroups, then of the cluster's blocks, are added in a fixed order. Each warpgroup has a warp that streams its
-weights through shared memory (`finish_stream`); what happens to rows of tokens is in `finish_rows`.
+A block owns 64 tokens. Two warpgroups compute. For out_proj each has half of the columns; then each has its own chunks
+of the hidden width, whose activations never leave its registers, and a partial sum of all output columns. At the end
+the partial sums are added. Another warp, or two, stream weights through shared memory (`finish_stream`); what happens
+to rows of tokens is in `finish_rows`.
 """
 
 from __future__ import annotations
@@ -75,20 +74,26 @@ class FinishKernel:
         for w in (mWo, mW1, mW2):
             nkp = cute.make_tensor(w.iterator, cute.select(w.layout, mode=[1, 2, 0]))  # (N, K, parts)
             atoms += cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), nkp, one, (c.box, c.box))
+        # Rows of tokens in fp32, 32 columns a box.
+        rows_layout = sm90_utils.make_smem_layout_a(row_major, (c.tile, c.box, 32), F32, c.width // 32)
+        one = cute.slice_(rows_layout, (None, None, 0))
+        atoms += cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), mX, one, (c.tile, 32))
+        atoms += cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), mOut, one, (c.tile, 32))
 
         @cute.struct
         class Storage:
             w_mbar: cute.struct.MemRange[cutlass.Int64, 2 * stages]
+            x_mbar: cutlass.Int64
             done: cute.struct.MemRange[cutlass.Int64, self.stream.barriers]
             address: cute.struct.MemRange[I32, self.stream.words]
             sO: cute.struct.Align[cute.struct.MemRange[F32, 2 * c.width], 16]
             sN: cute.struct.Align[cute.struct.MemRange[F32, 2 * c.width], 16]
-            s1: cute.struct.Align[cute.struct.MemRange[F32, 2 * (c.inner // c.split)], 16]
+            s1: cute.struct.Align[cute.struct.MemRange[F32, 2 * c.inner], 16]
             s2: cute.struct.Align[cute.struct.MemRange[F32, 2 * c.width], 16]
             sReduce: cute.struct.MemRange[F32, 4 * c.tile]
             sScale: cute.struct.MemRange[F32, c.tile]
             sBound: cute.struct.MemRange[F32, 4 * c.consumers // 32]
-            sKept: cute.struct.Align[cute.struct.MemRange[F32, c.kept], 16]
+            sRows: cute.struct.Align[cute.struct.MemRange[F32, c.row_elements], 1024]
             sA: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(a_layout)], 1024]
             sW: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(box_layout)], 1024]
 
@@ -96,11 +101,10 @@ class FinishKernel:
         self.kernel.set_name_prefix("hyena_finish", remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
             *(mP, mX, *atoms, mSo, mS1, mS2, mNorm1, mBo, mB1, mB2, mNw, mNb, mOut, length, conv_length, eps),
-            *(a_layout, box_layout, wide_layout),
+            *(a_layout, box_layout, wide_layout, rows_layout),
         ).launch(
-            grid=(cute.ceil_div(mX.shape[0], c.tile) * c.split, 1, 1),
+            grid=(cute.ceil_div(mX.shape[0], c.tile), 1, 1),
             block=(c.consumers + 128, 1, 1),
-            cluster=(c.split, 1, 1),
             stream=stream,
             use_pdl=True,
             # without it the assembler may ignore setmaxnreg, and spill; naming the carveout keeps it off the driver
@@ -119,6 +123,10 @@ class FinishKernel:
         tW1: cute.Tensor,
         atomW2: cute.CopyAtom,
         tW2: cute.Tensor,
+        atomX: cute.CopyAtom,
+        tX: cute.Tensor,
+        atomOut: cute.CopyAtom,
+        tOut: cute.Tensor,
         mSo: cute.Tensor,
         mS1: cute.Tensor,
         mS2: cute.Tensor,
@@ -135,13 +143,13 @@ class FinishKernel:
         a_layout: cute.ComposedLayout,
         box_layout: cute.ComposedLayout,
         wide_layout: cute.ComposedLayout,
+        rows_layout: cute.ComposedLayout,
     ):
         c = self.config
         tidx = cute.arch.thread_idx()[0]
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        part = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())  # of the hidden width
-        token0 = cute.arch.block_idx()[0] // c.split * c.tile
-        chunk0 = part * (2 * c.chunks)
+        block = cute.arch.block_idx()[0]
+        token0 = block * c.tile
 
         storage = memory.SmemAllocator().allocate(self.Storage)
         sA = storage.sA.get_tensor(a_layout.outer, swizzle=a_layout.inner)  # (64, 64, parts * K tiles)
@@ -150,30 +158,36 @@ class FinishKernel:
         # Partial sums take the place of the weights, a half for each warpgroup.
         sums = cute.make_layout((4, 128, c.half // 8, 2), stride=(1, 4, 512, c.sums_apart))
         sWhole = cute.make_tensor(cute.recast_ptr(storage.sW.data_ptr(), dtype=F32), sums)
-        sPart = cute.make_tensor(sWhole.iterator + 64 * c.half, sums)
-        sKept = cute.make_tensor(storage.sKept.data_ptr(), cute.make_layout((4, 128, c.own, 2)))
+        sRows = None
+        if cutlass.const_expr(c.rows_in_shared):
+            sRows = storage.sRows.get_tensor(rows_layout.outer, swizzle=rows_layout.inner)  # (64, 32, D / 32)
         by_pairs = cute.make_layout((4, c.width // 2))
         sO, sN, s2 = (s.get_tensor(by_pairs) for s in (storage.sO, storage.sN, storage.s2))
-        s1 = storage.s1.get_tensor(cute.make_layout((4, c.inner // c.split // 2)))
+        s1 = storage.s1.get_tensor(cute.make_layout((4, c.inner // 2)))
         sReduce = storage.sReduce.get_tensor(cute.make_layout((c.tile, 2, 2)))
         sScale = storage.sScale.get_tensor(cute.make_layout(c.tile))
         sBound = storage.sBound.get_tensor(cute.make_layout((4, c.consumers // 32)))
 
+        x_full = storage.x_mbar.ptr
+        if cutlass.const_expr(c.rows_in_shared):  # noqa: SIM102
+            if tidx == 0:
+                cute.arch.mbarrier_init(x_full, 1)
         ring = self.stream.ring(storage.w_mbar.data_ptr())
         if warp_idx >= c.consumers // 32:
             cute.arch.setmaxregister_decrease(24)
             wg = warp_idx - c.consumers // 32
+            if cutlass.const_expr(c.rows_in_shared):  # noqa: SIM102
+                if wg == 0:
+                    rows.fetch(atomX, tX, sRows, block, x_full)
             if wg < c.rings:
                 if cutlass.const_expr(not c.operands_older):
                     cute.arch.griddepcontrol_wait()
-                self.stream.produce(ring, wg, chunk0, ((atomWo, tWo), (atomW1, tW1), (atomW2, tW2)), sBox)
+                self.stream.produce(ring, wg, ((atomWo, tWo), (atomW1, tW1), (atomW2, tW2)), sBox)
             cute.arch.sync_threads()
-            for _ in cutlass.range_constexpr(2 if c.split > 1 else 1):
-                self.meet()
         else:
             cute.arch.setmaxregister_increase(240)
             self.consume(
-                *(ring, storage.done.data_ptr(), storage.address.data_ptr(), tidx, warp_idx, part, token0),
+                *(ring, storage.done.data_ptr(), storage.address.data_ptr(), tidx, warp_idx, block, token0),
                 *(mP, mX, mSo, mS1, mS2, mNorm1, mBo, mB1, mB2, mNw, mNb, mOut),
                 *(
                     length,
@@ -190,17 +204,9 @@ class FinishKernel:
                     sScale,
                     sBound,
                     sWhole,
-                    sPart,
-                    sKept,
                 ),
+                *(sRows, x_full, atomOut, tOut),
             )
-
-    @cute.jit
-    def meet(self):
-        """All blocks of the cluster."""
-        if cutlass.const_expr(self.config.split > 1):
-            cute.arch.cluster_arrive()
-            cute.arch.cluster_wait()
 
     @cute.jit
     def consume(
@@ -210,7 +216,7 @@ class FinishKernel:
         address: cute.Pointer,
         tidx: I32,
         warp_idx: I32,
-        part: I32,
+        block: I32,
         token0: I32,
         mP: cute.Tensor,
         mX: cute.Tensor,
@@ -238,8 +244,10 @@ class FinishKernel:
         sScale: cute.Tensor,
         sBound: cute.Tensor,
         sWhole: cute.Tensor,
-        sPart: cute.Tensor,
-        sKept: cute.Tensor,
+        sRows: cute.Tensor | None,  # (64, 32, D / 32)
+        x_full: cute.Pointer,
+        atomOut: cute.CopyAtom,
+        tOut: cute.Tensor,
     ):
         c = self.config
         wg = warp_idx // 4
@@ -248,13 +256,11 @@ class FinishKernel:
 
         # The inputs of the call may be read before the launch in front has ended, what kernels made may not.
         x = cute.make_rmem_tensor((2, 2, c.half // 8), F32)
-        rows.load_pairs(mX, x, token0, pair0, tidx)
-        share = c.inner // c.split
+        if cutlass.const_expr(not c.rows_in_shared):
+            rows.load_pairs(mX, x, token0, pair0, tidx)
         norm_w, norm_b = rows.load_all(mNw, tidx, c.width), rows.load_all(mNb, tidx, c.width)
-        b1_all = rows.load_all(mB1, tidx, c.inner)
-        mS1, mB1 = cute.domain_offset((part * share,), mS1), cute.domain_offset((part * share,), mB1)
         b1, bo, b2 = (
-            rows.load_all(mB1, tidx, share),
+            rows.load_all(mB1, tidx, c.inner),
             rows.load_all(mBo, tidx, c.width),
             rows.load_all(mB2, tidx, c.width),
         )
@@ -263,7 +269,7 @@ class FinishKernel:
         if cutlass.const_expr(not c.operands_older):
             cute.arch.griddepcontrol_wait()
             rows.load_channels(mP, p, token0 + row, channel0, length, conv_length, mX.shape[0])
-        norm1, scale1 = rows.load_all(mNorm1, tidx, c.inner), rows.load_all(mS1, tidx, share)
+        norm1, scale1 = rows.load_all(mNorm1, tidx, c.inner), rows.load_all(mS1, tidx, c.inner)
         scale_o, scale2 = rows.load_all(mSo, tidx, c.width), rows.load_all(mS2, tidx, c.width)
 
         # A LayerNorm row's L2 norm is at most sqrt(D), so |n2| <= sqrt(D) max |weight| + |bias|, and with fc1's rows
@@ -272,7 +278,7 @@ class FinishKernel:
             numerics.max_over(numerics.largest(norm_w), 32),
             numerics.sum_over(numerics.sum_of_squares(norm_b), 32),
             numerics.max_over(numerics.largest(norm1), 32),
-            numerics.max_over(numerics.largest(b1_all), 32),
+            numerics.max_over(numerics.largest(b1), 32),
         )
         if tidx % 32 == 0:
             for i in cutlass.range_constexpr(4):
@@ -289,8 +295,8 @@ class FinishKernel:
         rows.store_vector(bo, sO, 2, c.width, tidx, 1.0)
         rows.store_vector(norm_w, sN, 0, c.width, tidx, scale_n)
         rows.store_vector(norm_b, sN, 2, c.width, tidx, scale_n)
-        rows.store_vector(scale1, s1, 0, share, tidx, inverse_n)
-        rows.store_vector(b1, s1, 2, share, tidx, 1.0)
+        rows.store_vector(scale1, s1, 0, c.inner, tidx, inverse_n)
+        rows.store_vector(b1, s1, 2, c.inner, tidx, 1.0)
         rows.store_vector(scale2, s2, 0, c.width, tidx, inverse_h)
         rows.store_vector(b2, s2, 2, c.width, tidx, 1.0)
 
@@ -313,19 +319,18 @@ class FinishKernel:
         fA, fB = self.stream.fragments(sA, sBox, sWide, done, address, wg)
         states = self.stream.begin_states(wg)
 
-        # out_proj: r = p Wo^T + bo + x. Of r a block keeps what it will finish, a part of the columns: in the
-        # output, or in shared memory where that has room.
+        # out_proj: r = p Wo^T + bo + x, which waits in x's place, or in the output.
         r = cute.make_rmem_tensor(c.half // 2, F32)
         states = self.stream.product(ring, states, wg, r, fA, fB, self.stream.out_proj)
+        if cutlass.const_expr(c.rows_in_shared):
+            cute.arch.mbarrier_wait(x_full, 0)
+            rows.read_rows(sRows, x, wg * c.half, tidx)
         rows.add_residual(r, x, sO, sScale, pair0, tidx)
         rows.statistics(r, sReduce, wg, tidx)
-        for i in cutlass.range_constexpr(c.split):
-            if part == i:
-                mine = cute.make_tensor(r.iterator + 4 * c.own * i, cute.make_layout((4, c.own)))
-                if cutlass.const_expr(c.rows_in_shared):
-                    cute.autovec_copy(mine, sKept[None, thread, None, wg])
-                else:
-                    rows.store_pairs(rows.blocks_of(mine), mOut, token0, pair0 + 4 * c.own * i, tidx)
+        if cutlass.const_expr(c.rows_in_shared):
+            rows.write_rows(rows.blocks_of(r), sRows, wg * c.half, tidx)
+        else:
+            rows.store_pairs(rows.blocks_of(r), mOut, token0, pair0, tidx)
         rows.sync()  # also: nothing reads p any more
         rows.normalise(r, sReduce, sN, pair0, eps, tidx)
         rows.store_pairs_of_operand(r, sA, wg * c.half, c.parts, tidx)
@@ -349,36 +354,30 @@ class FinishKernel:
             states = self.stream.product(ring, states, wg, total, fH, fB, self.stream.fc2, i)
         self.stream.end_turns(ring, states, total, fB, wg)
 
-        # Each warpgroup gets the other's sums of its own half of the columns, then each block those of its part.
+        # Each warpgroup gets the other's sums of its own half of the columns.
         mine = cute.make_tensor(total.iterator, cute.make_layout((4, c.half // 8)))
         other = cute.make_tensor(total.iterator + c.half // 2, mine.layout)
-        first = pair0 + 4 * c.own * part
-        kept = cute.make_rmem_tensor((2, 2, c.own), F32)
+        kept = cute.make_rmem_tensor((2, 2, c.half // 8), F32)
         self.stream.sync_weights(wg)  # the last ones are read
         cute.autovec_copy(other, sWhole[None, thread, None, wg])
         if cutlass.const_expr(c.rows_in_shared):
-            cute.autovec_copy(
-                sKept[None, thread, None, wg], cute.make_tensor(kept.iterator, cute.make_layout((4, c.own)))
-            )
+            rows.read_rows(sRows, kept, wg * c.half, tidx)
         else:
-            rows.load_pairs(mOut, kept, token0, first, tidx)
+            rows.load_pairs(mOut, kept, token0, pair0, tidx)
         # Of all threads, because racecheck follows no named barrier behind one of a single warpgroup.
         cute.arch.sync_threads()
         self.stream.end(address)
         cute.autovec_copy(sWhole[None, thread, None, 1 - wg], other)
         mine.store(mine.load() + other.load())
-        if cutlass.const_expr(c.split > 1):
-            cute.autovec_copy(mine, sPart[None, thread, None, wg])
-            cute.arch.cluster_arrive()
-            cute.arch.cluster_wait()
-            rows.sum_over_cluster(sPart, total, c.own, part, wg, thread, c.split)
-        rows.add_scaled(kept, total, s2, first, tidx)
-        # No block may end while others read its sums. The stores need no waiting for.
-        if cutlass.const_expr(c.split > 1):
-            cute.arch.cluster_arrive()
-        rows.store_pairs(kept, mOut, token0, first, tidx)
-        if cutlass.const_expr(c.split > 1):
-            cute.arch.cluster_wait()
+        rows.add_scaled(kept, total, s2, pair0, tidx)
+        if cutlass.const_expr(c.rows_in_shared):
+            rows.write_rows(kept, sRows, wg * c.half, tidx)
+            cute.arch.fence_proxy("async.shared", space="cta")
+            rows.sync()
+            if warp_idx == 0:
+                rows.send(atomOut, tOut, sRows, block)
+        else:
+            rows.store_pairs(kept, mOut, token0, pair0, tidx)
 
 
 def finish_arguments(config: Finish | ClusterFinish):

@@ -1,4 +1,4 @@
-"""What `finish` does to rows of tokens between its products: load, LayerNorm, GELU, sum over a cluster, store.
+"""What `finish` does to rows of tokens between its products: load, LayerNorm, GELU, store.
 
 A warpgroup's accumulators are fp32 registers in the tensor core's order: register 4 b + 2 m + c of a thread holds row
 16 warp + lane / 4 + 8 m and column 8 b + 2 (lane % 4) + c. A pair of columns is what a thread loads and stores at once.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass._mlir.dialects import llvm
+from cutlass.cute.nvgpu import cpasync
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 from cute_kernels.hyena import numerics
@@ -110,6 +111,74 @@ def store_pairs(
             pairs = pairs_of(m, token)
             for b in cutlass.range_constexpr(cute.size(x, mode=[2])):
                 cute.autovec_copy(x[None, i, b], pairs[None, pair0 + pair_of(tidx, b)])
+
+
+@cute.jit
+def fetch(
+    atom: cute.CopyAtom,
+    t: cute.Tensor,  # (T, D) coordinates
+    sRows: cute.Tensor,  # (64, 32, D / 32) fp32
+    tile: I32,
+    mbar: cute.Pointer,
+):
+    """Starts to copy a tile of rows; 0 beyond the last. By one warp."""
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive_and_expect_tx(mbar, 4 * cute.size(sRows))
+    shared, tiles = boxes_of(atom, t, sRows)
+    for b in cutlass.range_constexpr(cute.size(sRows, mode=[2])):
+        cute.copy(atom, tiles[None, tile, b], shared[None, b], tma_bar_ptr=mbar)
+
+
+@cute.jit
+def send(
+    atom: cute.CopyAtom,
+    t: cute.Tensor,  # (T, D) coordinates
+    sRows: cute.Tensor,  # (64, 32, D / 32) fp32
+    tile: I32,
+):
+    """Copies a tile of rows to global memory, as far as there are any. By one warp."""
+    shared, tiles = boxes_of(atom, t, sRows)
+    with cute.arch.elect_one():
+        for b in cutlass.range_constexpr(cute.size(sRows, mode=[2])):
+            cute.copy(atom, shared[None, b], tiles[None, tile, b])
+        cute.arch.cp_async_bulk_commit_group()
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+def boxes_of(atom: cute.CopyAtom, t: cute.Tensor, sRows: cute.Tensor):
+    """Boxes of 64 rows and 32 columns: in shared memory by box, in the matrix by rows and columns."""
+    g = cute.group_modes(cute.local_tile(t, (TILE, 32), (None, None)), 0, 2)
+    return cpasync.tma_partition(atom, 0, cute.make_layout(1), cute.group_modes(sRows, 0, 2), g)
+
+
+@cute.jit
+def read_rows(
+    sRows: cute.Tensor,  # (64, 32, D / 32) fp32
+    out: cute.Tensor,  # (2, 2, blocks) registers
+    column0: I32,
+    tidx: I32,
+):
+    for i in cutlass.range_constexpr(2):
+        for b in cutlass.range_constexpr(cute.size(out, mode=[2])):
+            cute.autovec_copy(pair_in(sRows, column0, tidx, i, b), out[None, i, b])
+
+
+@cute.jit
+def write_rows(
+    x: cute.Tensor,  # (2, 2, blocks) registers
+    sRows: cute.Tensor,  # (64, 32, D / 32) fp32
+    column0: I32,
+    tidx: I32,
+):
+    for i in cutlass.range_constexpr(2):
+        for b in cutlass.range_constexpr(cute.size(x, mode=[2])):
+            cute.autovec_copy(x[None, i, b], pair_in(sRows, column0, tidx, i, b))
+
+
+def pair_in(sRows: cute.Tensor, column0: I32, tidx: I32, m: int, b: int):
+    """The registers 4 b + 2 m and after in rows of shared memory."""
+    where = (row_of(tidx, m), 4 * (b % 4) + tidx % 4, column0 // 32 + b // 4)
+    return cute.local_tile(sRows, (1, 2, 1), where)[0, None, 0]
 
 
 def blocks_of(x: cute.Tensor):
@@ -298,28 +367,6 @@ def keep_as_operand(
     words = cute.recast_tensor(frag, I32)
     for i in cutlass.range_constexpr(cute.size(words)):
         words[i] = pin(words[i])
-
-
-@cute.jit
-def sum_over_cluster(
-    sPart: cute.Tensor,  # (4, 128, half / 8, 2): the block's sums, by thread and warpgroup
-    out: cute.Tensor,  # (4 * own, ...) registers
-    own: cutlass.Constexpr,  # blocks of 8 columns that this block finishes
-    part: I32,
-    wg: I32,
-    thread: I32,
-    blocks: cutlass.Constexpr,
-):
-    """Adds what the cluster's blocks hold for this thread's columns, in the order of their ranks."""
-    total = cute.make_tensor(out.iterator, cute.make_layout((4, own)))
-    one = cute.make_rmem_tensor((4, own, blocks), F32)
-    for i in cutlass.range_constexpr(blocks):
-        theirs = cute.make_tensor(cute.arch.map_dsmem_ptr(sPart.iterator, i), sPart.layout)
-        for b in cutlass.range_constexpr(own):
-            cute.autovec_copy(theirs[None, thread, own * part + b, wg], one[None, b, i])
-    total.store(one[None, None, 0].load())
-    for i in cutlass.range_constexpr(1, blocks):
-        total.store(total.load() + one[None, None, i].load())
 
 
 @cute.jit

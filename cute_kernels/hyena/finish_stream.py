@@ -125,7 +125,6 @@ class WeightStream:
         self,
         ring: pipeline.PipelineAsync,
         wg: I32,  # the ring's, where each has one
-        chunk0: I32,  # the block's first
         atoms,  # three times (atom, coordinates)
         sBox: cute.Tensor,  # (64, 64, 2 * rings * stages)
     ):
@@ -142,7 +141,7 @@ class WeightStream:
             for use in self.out_proj.uses:
                 state = self.load(ring, state, wg, w_o, use, half0, 0, row_boxes)
             for i in cutlass.range(c.chunks, unroll=1):
-                hidden0 = (chunk0 + 2 * i + wg) * chunk_boxes
+                hidden0 = (2 * i + wg) * chunk_boxes
                 for use in self.fc1.uses:
                     state = self.load(ring, state, wg, w_1, use, hidden0, 0, hidden_boxes)
                 for use in self.fc2.uses:
@@ -153,9 +152,9 @@ class WeightStream:
                     state = self.load(ring, state, wg, w_o, use, half * half_boxes, 0, row_boxes)
             for half in range(2):
                 for use in self.fc1.uses:
-                    state = self.load(ring, state, wg, w_1, use, (chunk0 + half) * chunk_boxes, 0, hidden_boxes)
+                    state = self.load(ring, state, wg, w_1, use, half * chunk_boxes, 0, hidden_boxes)
             for turn in cutlass.range(2 * c.chunks, unroll=1):
-                hidden0, half0 = (chunk0 + turn) * chunk_boxes, turn % 2 * half_boxes
+                hidden0, half0 = turn * chunk_boxes, turn % 2 * half_boxes
                 for use in self.fc2.uses:
                     state = self.load(ring, state, wg, w_2, use, half0, hidden0, row_boxes)
                 if turn + 2 < 2 * c.chunks:
