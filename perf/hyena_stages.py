@@ -30,7 +30,7 @@ def finish_kernels(precision: str) -> dict[str, ClusterFinish | Finish]:
     p = Precision.named(precision)
     fields = (p.dtype, p.parts, D, D_INNER)
     clusters = {f"{split} x {tokens}": ClusterFinish(*fields, split, tokens) for split, tokens in FINISH}
-    return clusters | {f"split {split}": Finish(*fields, split) for split in (2, 1)}
+    return clusters | {"tiles": Finish(*fields)}
 
 
 def errors(got: torch.Tensor, want: np.ndarray) -> tuple[float, float]:
@@ -104,7 +104,10 @@ def time_finish(batch: int, length: int, precisions: list[str]) -> None:
         calls = {name: call(operands, kernel) for name, kernel in finish_kernels(precision).items()}
         cold = cold_times(calls, device)
         times = ", ".join(f"{name} {statistics.median(cold[name]):.1f}" for name in calls)
-        print(f"finish {batch}x{length} {precision}: {times} us by split x tokens of a block, or split", flush=True)
+        print(
+            f"finish {batch}x{length} {precision}: {times} us by split x tokens of a block, or Finish's tiles",
+            flush=True,
+        )
 
 
 def time_filter(length: int) -> None:

@@ -91,9 +91,9 @@ class Finish(HyenaKernel):
 
     @property
     def rows_in_shared(self) -> bool:
-        """x, then the residual, then the output are rows in shared memory. Otherwise x is in registers, and the residual
-        waits in the output: with two parts there is no room for it."""
-        return self.parts == 1
+        """x, then the residual, then the output are rows in shared memory. Where there is no room for them x is in
+        registers, and the residual waits in the output."""
+        return self.parts == 1 and self.inner <= 4096
 
     @property
     def row_elements(self) -> int:

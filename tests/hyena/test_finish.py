@@ -28,37 +28,31 @@ def run(inputs, p, kernel, precision, conv_length, arch="sm_90a", **options):
         return stages.finish(padded(p), w["hidden_states"], w, converted, kernel, conv_length, EPS, out)
 
 
-def kernel_of(precision, width, inner, **config):
-    chosen = Precision.named(precision)
-    return Finish(chosen.dtype, chosen.parts, width, inner, **config)
-
-
 @parametrize(
     {
-        "width, inner, batch, length, config": [
-            (128, 128, 1, 70, {}),  # one chunk for each warpgroup
-            (128, 512, 3, 43, {"multicast": 2}),  # tiles that straddle batch rows; two chunks, wide ones with one part
-            (128, 256, 2, 33, {"split": 2}),
-            (256, 1024, 1, 131, {"split": 4}),  # an odd number of tiles, the last of 3 tokens
-            (256, 1024, 1, 65, {"split": 8}),
-            (256, 1024, 1, 65, {}),
+        "width, inner, batch, length": [
+            (128, 128, 1, 70),  # one chunk for each warpgroup
+            (128, 256, 2, 33),
+            (128, 384, 1, 64),  # whole tiles; three chunks
+            (128, 512, 3, 43),  # tiles that straddle batch rows; two chunks, wide ones with one part
+            (256, 1024, 1, 131),  # the last tile has 3 tokens
         ],
         "precision": Precision.NAMES,
         "arch": ARCHS,
     }
 )
-def test_finish(precision, width, inner, batch, length, config, arch):
+def test_finish(precision, width, inner, batch, length, arch):
     for made in hyena_inputs.SETS.values():
         inputs = made(batch, length, width=width, inner=inner)
         s = hyena.block(inputs)
-        out = run(inputs, s["p"], kernel_of(precision, width, inner, **config), precision, length, arch)
+        out = run(inputs, s["p"], Finish.for_precision(precision, width, inner), precision, length, arch)
         assert rel_l2(out, s["out"]) < LIMITS[precision]
 
 
-@parametrize({"config": [{}, {"multicast": 2}, {"split": 4}], "precision": ["highest", "high"], "arch": ARCHS})
-def test_same_bits_under_every_schedule(precision, config, arch):
-    inputs = hyena_inputs.stress(1, 70, width=128, inner=512)
-    p, kernel = hyena.block(inputs)["p"], kernel_of(precision, 128, 512, **config)
+@parametrize({"width, inner": [(128, 512), (256, 384)], "precision": ["highest", "high"], "arch": ARCHS})
+def test_same_bits_under_every_schedule(width, inner, precision, arch):
+    inputs = hyena_inputs.stress(1, 70, width=width, inner=inner)
+    p, kernel = hyena.block(inputs)["p"], Finish.for_precision(precision, width, inner)
     first = run(inputs, p, kernel, precision, 70, arch)
     for schedule in ("random", "late 0", "late 5", "late 8"):
         assert torch.equal(first, run(inputs, p, kernel, precision, 70, arch, schedule=schedule, seed=3))
@@ -68,7 +62,7 @@ def test_finish_beyond_the_operator():
     """Tokens that the long convolution doesn't reach: p counts as zero there, whatever memory holds."""
     inputs = hyena_inputs.stress(2, 50, width=128, inner=128)
     s = hyena.block(inputs, l_max=30)
-    out = run(inputs, s["p"], kernel_of("highest", 128, 128), "highest", 30)
+    out = run(inputs, s["p"], Finish.for_precision("highest", 128, 128), "highest", 30)
     assert rel_l2(out, s["out"]) < LIMITS["highest"]
 
 
@@ -78,14 +72,14 @@ def test_finish_of_any_magnitude(scale):
     inputs = hyena_inputs.stress(1, 8, width=128, inner=128)
     s = hyena.block(inputs)
     scaled = inputs | {"out_proj_weight": inputs["out_proj_weight"] / np.float32(scale)}
-    out = run(scaled, s["p"] * scale, kernel_of("high", 128, 128), "high", 8)
+    out = run(scaled, s["p"] * scale, Finish.for_precision("high", 128, 128), "high", 8)
     assert rel_l2(out, s["out"]) < LIMITS["high"]
 
 
-@parametrize({"config": [{}, {"split": 2}], "precision": ["highest", "high"], "arch": ARCHS})
-def test_a_row_that_is_not_finite_stays_alone(precision, config, arch):
+@parametrize({"precision": ["highest", "high"], "arch": ARCHS})
+def test_a_row_that_is_not_finite_stays_alone(precision, arch):
     inputs = hyena_inputs.stress(1, 70, width=128, inner=256)
-    s, kernel = hyena.block(inputs), kernel_of(precision, 128, 256, **config)
+    s, kernel = hyena.block(inputs), Finish.for_precision(precision, 128, 256)
     p = s["p"].copy()
     p[0, 5, 3], p[0, 7, 20], p[0, 7, 40] = np.nan, np.inf, 1e30
     inputs["hidden_states"][0, 66, 9] = np.nan
@@ -103,39 +97,17 @@ def test_rows_of_equal_elements():
     inputs["out_proj_weight"][:] = 0.0
     inputs["out_proj_bias"][:] = 0.0
     s = hyena.block(inputs)
-    out = run(inputs, s["p"], kernel_of("highest", 128, 128), "highest", 8)
+    out = run(inputs, s["p"], Finish.for_precision("highest", 128, 128), "highest", 8)
     assert rel_l2(out[0, 2], s["out"][0, 2]) < LIMITS["highest"]
 
 
-@pytest.mark.parametrize(
-    "tokens, split",
-    [(1, 8), (131, 8), (512, 8), (960, 8), (1024, 4), (1920, 4), (2048, 2), (4106, 2), (4224, 2), (7976, 1), (8192, 1)],
-)
-def test_configuration_of_an_h200(tokens, split):
-    """As many blocks as run at once: 66 clusters of 2, 30 of 4, 15 of 8."""
-    assert Finish.for_shape("high", 256, 1024, tokens, 132).split == split
-
-
 def test_hidden_widths_without_room_for_weights():
-    assert Finish.for_shape("highest", 256, 8192, 8192, 132).fits
-    assert not Finish.for_shape("highest", 256, 16384, 8192, 132).fits
+    assert Finish.for_precision("highest", 256, 8192).fits
+    assert not Finish.for_precision("highest", 256, 16384).fits
+    assert Finish.for_precision("high", 256, 8192).fits and not Finish.for_precision("high", 256, 8192).rows_in_shared
 
 
-def test_split_follows_the_hidden_width():
-    assert Finish.for_shape("high", 128, 384, 64, 132).split == 1
-    assert Finish.for_shape("highest", 128, 512, 64, 132) == Finish("float16", 2, 128, 512, split=4)
-
-
-@pytest.mark.parametrize(
-    "config, error",
-    [
-        (("float16", 1, 192, 1024), NotImplementedError),
-        (("float16", 1, 256, 1024, 3), ValueError),
-        (("float16", 1, 256, 1024, 2, 2), ValueError),
-        (("float16", 1, 256, 512, 8), NotImplementedError),
-    ],
-    ids=str,
-)
-def test_configurations_that_do_not_exist(config, error):
-    with pytest.raises(error, match="must be"):
-        Finish(*config)
+@pytest.mark.parametrize("width, inner", [(192, 1024), (256, 192)])
+def test_configurations_that_do_not_exist(width, inner):
+    with pytest.raises(NotImplementedError, match="must be"):
+        Finish("float16", 1, width, inner)
