@@ -369,6 +369,8 @@ class LongConv(HyenaKernel):
     MAX_POINTS: ClassVar[int] = 32768
     LARGE_POINTS: ClassVar[int] = 16384  # from here on they stay in shared memory, below in registers
     NODE_POINTS: ClassVar[int] = 16384  # the most that shared memory holds
+    # Of all rows: up to here the launch behind starts while this one runs. Longer ones are slower behind early starts.
+    EARLY_TOKENS: ClassVar[int] = 512
     DIRECT_POINTS: ClassVar[int] = 256  # the most for which sums can be faster than transforms
     DIRECT_PRODUCTS: ClassVar[int] = 1 << 16  # of a channel's whole batch: where they are
 
@@ -603,7 +605,7 @@ class MixLaunch(LongConv):
 
 @dataclasses.dataclass(frozen=True)
 class FinishLaunch(Finish):
-    operands_older: ClassVar[bool] = True  # the long convolution starts this launch when the first one has ended
+    operands_older: ClassVar[bool] = True  # the long convolution starts this launch behind the end of the first
 
     @property
     def constants(self) -> Constants:
@@ -617,7 +619,7 @@ class FinishLaunch(Finish):
 
 @dataclasses.dataclass(frozen=True)
 class ClusterFinishLaunch(ClusterFinish):
-    operands_older: ClassVar[bool] = True  # the long convolution starts this launch when the first one has ended
+    operands_older: ClassVar[bool] = True  # the long convolution starts this launch behind the end of the first
 
     @property
     def constants(self) -> Constants:

@@ -74,8 +74,9 @@ class DirectConvKernel:
         if tid < self.tile:
             sG[self.place(tid)] = F32(0.0)
         cute.arch.griddepcontrol_wait()
-        # From here on the first launch has ended: the next one need not wait for what that made.
-        cute.arch.griddepcontrol_launch_dependents()
+        # The first launch has ended: the next one, which waits for this, need not wait for what that made.
+        if mU.shape[0] * mU.shape[2] <= c.EARLY_TOKENS:
+            cute.arch.griddepcontrol_launch_dependents()
 
         row = I64(b)
         taps = cutlass.min(length, mK.shape[1])

@@ -102,8 +102,6 @@ class LargeConvKernel(Passes):
             tables.append(table)
         cute.arch.sync_threads()
         cute.arch.griddepcontrol_wait()
-        # From here on the first launch has ended: the next one need not wait for what that made.
-        cute.arch.griddepcontrol_launch_dependents()
 
         staged = cute.make_layout((self.threads, GROUPS * POINTS))
         staged = smem.allocate_tensor(F32, staged, byte_alignment=16)[tid, None]

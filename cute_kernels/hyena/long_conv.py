@@ -121,8 +121,9 @@ class LongConvKernel(Passes):
                     w = table
             twiddles.append(w)
         cute.arch.griddepcontrol_wait()
-        # From here on the first launch has ended: the next one need not wait for what that made.
-        cute.arch.griddepcontrol_launch_dependents()
+        # The first launch has ended: the next one, which waits for this, need not wait for what that made.
+        if mU.shape[0] * mU.shape[2] <= c.EARLY_TOKENS:
+            cute.arch.griddepcontrol_launch_dependents()
 
         values = cute.make_layout((c.threads, POINTS, 2))
         sU = smem.allocate_tensor(F32, values, byte_alignment=16)[tidx, None, None]  # (POINTS, parity of the row)
