@@ -247,45 +247,8 @@ class ClusterFinish(HyenaKernel):
 
 
 @dataclasses.dataclass(frozen=True)
-class Tiles:
-    """A product of `rows` features with `positions` vectors, in register tiles of `each` rows and `at_once` positions.
-
-    Where there are fewer tiles than threads, `lanes` neighbouring ones divide the sums over k of a tile.
-    """
-
-    rows: int
-    positions: int
-    each: int
-    at_once: int
-
-    THREADS: ClassVar[int] = 128
-
-    @property
-    def groups(self) -> int:
-        """Tiles of the same positions; a thread's rows lie so far apart."""
-        return self.rows // self.each
-
-    @property
-    def count(self) -> int:
-        return self.groups * (self.positions // self.at_once)
-
-    @property
-    def lanes(self) -> int:
-        return next(n for n in (4, 2, 1) if n == 1 or n * self.count <= self.THREADS)
-
-    @property
-    def kept(self) -> int:
-        """Positions of a tile for each of its lanes, in the end."""
-        return self.at_once // self.lanes
-
-    def pitch(self, depth: int) -> int:
-        """Floats from one row of `depth` to the next in shared memory: 16 bytes of eight lanes meet no bank twice."""
-        return depth + (4 * self.lanes - depth) % (8 * self.lanes)
-
-
-@dataclasses.dataclass(frozen=True)
 class Filter(HyenaKernel):
-    """The implicit filter k [D, L], in plain fp32: a task is `tile` positions, and 1/split of the channels."""
+    """The implicit filter k [D, L], to fp32's accuracy: a task is `tile` positions, and 1/split of the channels."""
 
     width: int
     emb_dim: int
@@ -294,10 +257,8 @@ class Filter(HyenaKernel):
     stored_z: bool  # positions come from a tensor
     tile: int = 16
     split: int = 1
-    buffers: int = 3  # pieces of weights that are in shared memory or on their way there
 
     ORDER: ClassVar[int] = 64  # features of a hidden layer
-    PITCH: ClassVar[int] = 68  # floats of a position's features in shared memory
 
     def __post_init__(self) -> None:
         if self.tile not in (8, 16, 32):
@@ -322,33 +283,25 @@ class Filter(HyenaKernel):
         return self.width // self.split
 
     @property
-    def hidden(self) -> Tiles:
-        return Tiles(self.ORDER, self.tile, 4, 4)
+    def at_once(self) -> int:
+        """Times 8: positions of which a thread computes its own at once."""
+        return min(2, self.tile // 8)
 
     @property
-    def final(self) -> Tiles:
-        each = 4 if self.channels <= 128 else 8
-        one_pass = self.channels * self.tile <= 4 * each * Tiles.THREADS
-        return Tiles(self.channels, self.tile, each, 4 if one_pass else 8)
+    def pitch(self) -> int:
+        """Elements from one feature's positions to the next one's in shared memory: ldmatrix meets no bank twice."""
+        return self.tile + (8 if self.tile > 8 else 0)
 
     @property
-    def depth(self) -> int:
-        """Elements of a row of the last weight in one piece of it."""
-        return {64: 64, 128: 32, 192: 16, 256: 16}[self.channels]
-
-    @property
-    def pieces(self) -> int:
-        return self.ORDER // self.depth
-
-    @property
-    def buffer_floats(self) -> int:
-        """A weight of a hidden layer, or a piece of the last one."""
-        return max(self.ORDER * self.hidden.pitch(self.ORDER), self.channels * self.final.pitch(self.depth))
+    def stages(self) -> int:
+        """Of 64 rows of weights on their way: two where few positions leave little time."""
+        return 1 if self.tile == 32 else 2
 
     @property
     def shared_floats(self) -> int:
-        """The buffers of weights, the activations, each channel's decay and bias, and the positions."""
-        return self.buffers * self.buffer_floats + self.tile * (self.PITCH + self.emb_dim) + 2 * self.channels
+        """Two layers' activations in two parts of 16 bits, times, positions, the first layer's weight, and copies."""
+        kept = 2 * self.ORDER * self.pitch + self.tile * (1 + self.emb_dim) + self.ORDER * self.emb_dim
+        return kept + self.stages * 36 * 128
 
     def compile(self, arch: str) -> Any:
         from cute_kernels.hyena import filter as filter_
@@ -523,7 +476,7 @@ class Project(HyenaKernel):
     @property
     def filter(self) -> Filter:
         where = (self.width, self.emb_dim, self.layout, self.bias, self.stored_z)
-        return Filter(*where, self.positions, self.filter_split, 3 if self.channels == 32 else 2)
+        return Filter(*where, self.positions, self.filter_split)
 
     @property
     def weights(self) -> ConvertWeights:

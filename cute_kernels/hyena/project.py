@@ -270,6 +270,9 @@ class ProjectKernel:
             free = blocks - first_free
             if 2 * free * c.warps >= self.weights.units:
                 converts, unit, step = side < 0, (block - first_free) * c.warps + warp, free * c.warps
+        thread = cute.arch.thread_idx()[0] % 128  # the threads before are a multiple of these
+        if side >= 0 and side < 4:
+            self.filter.bring_ahead(mF3, mFb3, mFf, mFbias, mDeltas, last, thread)
         if converts:
             for i in cutlass.range(unit, self.weights.units, step, unroll=1):
                 self.weights.work(
@@ -280,8 +283,7 @@ class ProjectKernel:
             for task in cutlass.range(last, tasks, blocks, unroll=1):
                 self.filter.work(
                     *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK),
-                    *(conv_length, norm_len, shift, sFilter, task),
-                    cute.arch.thread_idx()[0] % 128,  # the threads before are a multiple of these
+                    *(conv_length, norm_len, shift, sFilter, task, thread),
                 )
 
     @cute.jit

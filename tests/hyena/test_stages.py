@@ -49,6 +49,24 @@ def test_choice_of_a_filter(width, length):
     assert kernel.split * -(-length // kernel.tile) <= 132 or kernel.tile == 32 or width > 256
 
 
+def test_filter_weights_of_any_magnitude():
+    """A row of weights is an operand scaled by its own largest: rows of any size, and bad ones stay where they are."""
+    inputs = hyena_inputs.stress(1, 20, width=64, inner=128)
+    inputs["filter_linear_final_weight"] *= np.logspace(-30, 30, 64, dtype=np.float32)[:, None]
+    inputs["filter_linear2_weight"][::2] *= np.float32(1e-20)
+    inputs["filter_linear3_weight"][5] = 0
+    inputs["filter_bias"][:] = 0
+    want = hyena.hyena_filter(inputs, 20, 0.05, "transpose")["k"]
+    inputs["filter_linear_final_weight"][[3, 40]] = [[np.inf], [np.nan]]
+    with machine.ptx_machine("sm_90a"):
+        k = stages.hyena_filter(tensors(inputs), Filter(64, 5, "transpose", True, False, 8), 20, 20, 0.05)[:, :20]
+    for d in range(64):
+        if d in (3, 40):
+            assert not torch.isfinite(k[d]).any()
+        else:
+            assert rel_l2(k[d], want[d]) < 1e-5, d
+
+
 def test_filter_of_a_trained_model():
     """Stored positions, another length to normalise by, no bias, five bands."""
     inputs = hyena_inputs.stress(1, 40, width=64, inner=128, emb_dim=11)
