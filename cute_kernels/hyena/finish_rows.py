@@ -8,24 +8,15 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import cpasync
-from cutlass.cutlass_dsl import T, dsl_user_op
 
+from cute_kernels.device.pin import pin
 from cute_kernels.hyena import numerics
 from cute_kernels.hyena.config import Finish
 
 F32, I32, I64 = cutlass.Float32, cutlass.Int32, cutlass.Int64
 BOX, TILE, THREADS = Finish.box, Finish.tile, Finish.consumers
 ROWS_BARRIER, TURN_BARRIER, GROUP_BARRIER = 1, 2, 4  # all consumers; each warpgroup's turn; each warpgroup's own
-
-
-@dsl_user_op
-def pin(x: I32, *, loc=None, ip=None) -> I32:
-    """x, made here: the compiler can't make it again, or only later, behind the `wgmma.fence` in front of its use."""
-    dialect = llvm.AsmDialect.AD_ATT
-    word = I32(x).ir_value(loc=loc, ip=ip)
-    return I32(llvm.inline_asm(T.i32(), [word], "mov.b32 $0, $1;", "=r,r", has_side_effects=True, asm_dialect=dialect))
 
 
 @cute.jit
