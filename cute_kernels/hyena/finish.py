@@ -364,8 +364,7 @@ class FinishKernel:
             rows.read_rows(sRows, kept, wg * c.half, tidx)
         else:
             rows.load_pairs(mOut, kept, token0, pair0, tidx)
-        # Of all threads, because racecheck follows no named barrier behind one of a single warpgroup.
-        cute.arch.sync_threads()
+        cute.arch.sync_threads()  # the other warps came here long ago
         self.stream.end(address)
         cute.autovec_copy(sWhole[None, thread, None, 1 - wg], other)
         mine.store(mine.load() + other.load())
