@@ -20,6 +20,7 @@ import cutlass.cute as cute
 import cutlass.memory as memory
 from cutlass.cute.nvgpu import cpasync
 
+from cute_kernels.device.math import select
 from cute_kernels.hyena import long_conv_fft as fft
 from cute_kernels.hyena.config import LongConv
 from cute_kernels.hyena.long_conv_fft import POINTS
@@ -216,7 +217,7 @@ class LargeConvKernel(Passes):
         gate = cute.make_rmem_tensor((POINTS,), F32)
         self.load(mGate[I64(cutlass.max(row, b0)), d, None], first, mGate.shape[2], gate, certain)
         for j in cutlass.range_constexpr(POINTS):
-            x[j] *= fft.select(row >= b0, gate[j], F32(1.0))
+            x[j] *= select(row >= b0, gate[j], F32(1.0))
 
     def root(self, node):
         """The twiddle of the root, of which a node's polynomial is the remainder; with the node's sign."""
@@ -301,8 +302,8 @@ class LargeConvKernel(Passes):
             y = cute.make_rmem_tensor((2, POINTS), F32)  # neighbours: half of them the other block's, then the own
             for j in cutlass.range_constexpr(POINTS):
                 low, high = x[0, j], cute.math.fma(sine, x[1, j], cosine * x[0, j])
-                y[j] = fft.select(node == 0, high, low)
-                y[POINTS + j] = fft.select(node == 0, low, high)
+                y[j] = select(node == 0, high, low)
+                y[POINTS + j] = select(node == 0, low, high)
             self.move(y, points, units[g], 0, True)
         self.cluster_arrive()
         self.cluster_wait()

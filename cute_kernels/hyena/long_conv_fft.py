@@ -14,6 +14,8 @@ import math
 import cutlass
 import cutlass.cute as cute
 
+from cute_kernels.device.math import select
+
 F32, I32 = cutlass.Float32, cutlass.Int32
 
 POINTS = 16  # a thread's points: four levels of halving between two exchanges
@@ -36,10 +38,6 @@ def sincos_of_turns(x):
         c = cute.math.fma(c, z, F32(COSINE[i]))
     s = cute.math.fma(x, F32(TWO_PI[0]), x * cute.math.fma(s, z, F32(TWO_PI[1])))
     return s, cute.math.fma(c, z, F32(1.0))
-
-
-def select(condition, a, b):
-    return F32(cutlass.select_(condition, a, b))
 
 
 @cute.jit

@@ -678,10 +678,7 @@ class ProjectKernel:
 
     @cute.jit
     def store_operand(self, x, bias, sW, sAffine, row, lane):
-        amax = F32(0.0)
-        for j in cutlass.range_constexpr(cute.size(x)):
-            amax = cute.arch.fmax(amax, cute.arch.fmax(x[j], -x[j]))
-        scale, inverse = numerics.scale_of(numerics.max_over(amax, LANES))
+        scale, inverse = numerics.scale_of(numerics.max_over(numerics.largest(x), LANES))
         x.store(x.load() * scale)
         self.store_row(x, place(sW, row, lane), self.rows * K_TILE)
         bias = numerics.sum_over(bias, LANES)

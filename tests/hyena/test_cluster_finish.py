@@ -8,7 +8,7 @@ from cute_kernels.hyena.config import ClusterFinish, Precision
 from reference import hyena, hyena_inputs
 
 from ..covering import parametrize
-from .cases import rel_l2
+from .helpers import rel_l2
 from .test_finish import ARCHS, LIMITS, run
 
 

@@ -9,7 +9,8 @@ from cute_kernels.hyena.config import Finish, Precision
 from reference import hyena, hyena_inputs
 
 from ..covering import parametrize
-from .cases import operands, padded, poisoned, rel_l2, tensors
+from .cases import operands, padded, poisoned, tensors
+from .helpers import rel_l2
 
 # Relative L2 on stress inputs: several times what is seen, and far below what a wrong kernel gives.
 LIMITS = {"highest": 5e-7, "high": 6e-4, "medium": 5e-3}

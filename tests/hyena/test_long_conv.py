@@ -8,6 +8,7 @@ from cute_kernels.hyena import stages, torch_path
 from cute_kernels.hyena.config import LongConv, MixLaunch
 from reference import hyena
 from tests.covering import parametrize
+from tests.hyena.helpers import rel_l2
 
 ARCHES = ["sm_90a", "sm_100a"]
 WAYS = ["sums", "transforms"]
@@ -34,10 +35,6 @@ def make(seed, batch, width, length, k_length=None, options=(True, True, True), 
 
 def oracle(*arguments):
     return hyena.long_conv(*(None if a is None else a.cpu().numpy() for a in arguments))
-
-
-def rel_l2(got, want):
-    return np.linalg.norm(got.double().cpu().numpy() - want) / np.linalg.norm(want)
 
 
 @pytest.fixture(params=ARCHES)

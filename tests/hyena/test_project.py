@@ -10,7 +10,8 @@ from cute_kernels.hyena import stages
 from cute_kernels.hyena.config import Precision, Project
 from reference import hyena, hyena_inputs
 from tests.covering import parametrize
-from tests.hyena.cases import rel_l2, tensors
+from tests.hyena.cases import tensors
+from tests.hyena.helpers import rel_l2
 
 # Relative L2 on stress inputs: several times what is seen, and far below what a wrong kernel gives.
 LIMITS = {"highest": 5e-7, "high": 6e-4, "medium": 5e-3}

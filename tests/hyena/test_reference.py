@@ -7,16 +7,14 @@ import torch
 from cute_kernels.hyena import torch_path
 from reference import hyena, hyena_inputs
 
+from .helpers import rel_l2
+
 SMALL = {"width": 64, "inner": 128}
 
 
 def run_torch(p, **options):
     w = {name: torch.from_numpy(value) for name, value in p.items()}
     return torch_path.hyena_block(w.pop("hidden_states"), w, **options).numpy()
-
-
-def rel_l2(got, want):
-    return np.linalg.norm(got - want) / np.linalg.norm(want)
 
 
 def test_causal_conv_is_the_direct_sum():

@@ -8,7 +8,8 @@ from cute_kernels.hyena import stages
 from cute_kernels.hyena.config import Filter
 from reference import hyena, hyena_inputs
 
-from .cases import poisoned, rel_l2, tensors
+from .cases import poisoned, tensors
+from .helpers import rel_l2
 
 pytest.importorskip("cutlass")
 machine = pytest.importorskip("reference.ptx.machine")

@@ -91,7 +91,7 @@ def _block(batch: int, length: int, precision: str, kept: bool = False, **dims) 
 def _finish(tokens: int, precision: str, kept: bool = False) -> Case:
     """`Finish`, which a block has for more tokens than the machine gets through."""
     p = Precision.named(precision)
-    kernel = Finish(p.dtype, p.parts, 256, 1024)
+    kernel = Finish.for_precision(precision, 256, 1024)
 
     def made():
         mixed = np.random.RandomState(7).standard_normal((1, 256, stages.pitch(tokens))).astype(np.float32)
