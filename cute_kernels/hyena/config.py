@@ -233,9 +233,9 @@ class ClusterFinish(HyenaKernel):
 
     @property
     def stages(self) -> int:
-        """Stages of the ring of weights: what is left of shared memory."""
+        """Stages of the ring of weights. More than out_proj has would leave no room for the launch before."""
         rest = 2048 + self.exchange_bytes + self.hidden_bytes
-        return min(20 // (2 * self.parts), (self.shared - rest) // self.stage_bytes)
+        return min(8 // self.parts, (self.shared - rest) // self.stage_bytes)
 
     def launch(self) -> ClusterFinishLaunch:
         return ClusterFinishLaunch(**vars(self))
