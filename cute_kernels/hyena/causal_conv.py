@@ -211,7 +211,7 @@ def check_shape(
     return kernels, checks.kernel_device(OPERATOR, device)
 
 
-LENGTHS = tuple(1 << k for k in range(16))  # one for each size of a transform
+LENGTHS = tuple(sorted((*(1 << k for k in range(16)), 768, 1536, 3072, 6144)))  # one for each size of a transform
 
 
 def kernels_of(lengths: Iterable[int], skip: bool, pre_gate: bool, post_gate: bool) -> list[LongConv]:

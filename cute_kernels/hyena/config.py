@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from cute_kernels.hyena.workspace import Constants
 from cute_kernels.runtime.kernel import Kernel
@@ -309,9 +309,20 @@ class Filter(HyenaKernel):
         return filter_.compile_filter(self, arch)
 
 
+class FewRows(NamedTuple):
+    """A long convolution of few rows: a block has a team of threads for each row and for the filter."""
+
+    points: int  # of a transform
+    rows: int  # of a block
+    batch: int  # the largest for which this is faster
+
+
 @dataclasses.dataclass(frozen=True)
 class LongConv(HyenaKernel):
-    """The causal convolution of [B, D, L] with [D, Lk] for L <= points, by an FFT of `points` complex points."""
+    """The causal convolution of [B, D, L] with [D, Lk] for L <= points, by an FFT of `points` complex points.
+
+    They are 2^n or, from 768 to 6144, 3 * 2^n.
+    """
 
     points: int
     skip: bool
@@ -320,23 +331,27 @@ class LongConv(HyenaKernel):
 
     MIN_POINTS: ClassVar[int] = 16
     MAX_POINTS: ClassVar[int] = 32768
+    THIRDS: ClassVar[range] = range(768, 6144 + 1)  # where 3 * 2^n points are a transform, too
     LARGE_POINTS: ClassVar[int] = 16384  # from here on they stay in shared memory, below in registers
     NODE_POINTS: ClassVar[int] = 16384  # the most that shared memory holds
-    # Of all rows: up to here the launch behind starts while this one runs. Beyond, that is 1 us faster or slower.
-    EARLY_TOKENS: ClassVar[int] = 512
-    DIRECT_POINTS: ClassVar[int] = 256  # the most for which sums can be faster than transforms
-    DIRECT_PRODUCTS: ClassVar[int] = 1 << 16  # of a channel's whole batch: where they are
+    FEW_POINTS: ClassVar[int] = 1024  # the most for which few rows have a kernel of their own
 
     @classmethod
     def of_length(cls, length: int, skip: bool, pre_gate: bool, post_gate: bool) -> LongConv:
         """NotImplementedError for lengths beyond MAX_POINTS."""
         if length > cls.MAX_POINTS:
             raise NotImplementedError(f"length must be at most {cls.MAX_POINTS}, got {length}")
-        return cls(max(cls.MIN_POINTS, 1 << max(0, length - 1).bit_length()), skip, pre_gate, post_gate)
+        points = max(cls.MIN_POINTS, 1 << max(0, length - 1).bit_length())
+        thirds = points // 4 * 3
+        return cls(thirds if length <= thirds and thirds in cls.THIRDS else points, skip, pre_gate, post_gate)
 
     @property
     def large(self) -> bool:
         return self.points >= self.LARGE_POINTS
+
+    @property
+    def thirds(self) -> bool:
+        return self.points % 3 == 0
 
     @property
     def node_points(self) -> int:
@@ -349,13 +364,18 @@ class LongConv(HyenaKernel):
 
     @property
     def team(self) -> int:
-        """Threads of one transform: 16 points each, large ones 32."""
-        return self.node_points // (32 if self.large else 16)
+        """Threads of one transform: 16 points each, large ones 32, 12 in a first pass that divides by three."""
+        return self.node_points // (32 if self.large else 12 if self.thirds else 16)
+
+    @property
+    def units(self) -> int:
+        """Threads of one transform behind its first pass."""
+        return self.points // 16
 
     @property
     def threads(self) -> int:
-        """Of a block."""
-        return max(32, self.team)
+        """Of a block: whole warps of `units`, too."""
+        return max(128 if self.thirds else 32, self.team)
 
     @property
     def channels(self) -> int:
@@ -363,13 +383,21 @@ class LongConv(HyenaKernel):
         return self.threads // self.team
 
     @property
-    def direct_batch(self) -> int:
-        """The largest batch whose sums are faster than transforms, 0 where none is."""
-        return self.DIRECT_PRODUCTS // max(self.points, 64) ** 2 if self.points <= self.DIRECT_POINTS else 0
+    def certain(self) -> int:
+        """Values of a thread that every row has: 8 of 16, or of 12, but for the smallest."""
+        return 0 if self.points == self.MIN_POINTS else 8
+
+    @property
+    def few(self) -> FewRows | None:
+        """How few rows are convolved, where they have a kernel of their own."""
+        if self.thirds or self.points > self.FEW_POINTS:
+            return None
+        points = max(self.points, 128)
+        return FewRows(points, 2 if points in (256, 512) else 1, 1 if points == 1024 else 4)
 
     def rows(self, batch: int, width: int, sm_count: int) -> int:
-        """Batch rows of one block: few blocks transform the filter seldom, many fill the device. 0: no transforms."""
-        if batch <= self.direct_batch:
+        """Batch rows of one block: few blocks transform the filter seldom, many fill the device. 0: as `few` says."""
+        if self.few is not None and batch <= self.few.batch:
             return 0
         return _rows(batch, -(-width // self.channels) * self.nodes, self.threads, sm_count)
 

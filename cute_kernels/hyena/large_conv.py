@@ -28,6 +28,7 @@ from cute_kernels.hyena.long_conv_passes import Passes
 
 F32, I32, I64 = cutlass.Float32, cutlass.Int32, cutlass.Int64
 GROUPS = 2  # of 16 points, that a thread takes in turn
+TWIDDLES = 8  # of a node of 16 points
 LINE = 32  # floats that are prefetched at once
 PITCH = 20  # floats from one node's twiddles to the next: free of bank conflicts
 
@@ -97,7 +98,7 @@ class LargeConvKernel(Passes):
             count = self.sizes[0] // self.sizes[n]
             table = None
             if cutlass.const_expr(c.nodes * count > 1):
-                table = cute.make_layout((2, fft.TWIDDLES, count), stride=(1, 2, PITCH))
+                table = cute.make_layout((2, TWIDDLES, count), stride=(1, 2, PITCH))
                 table = smem.allocate_tensor(F32, table, byte_alignment=16)
                 self.fill(table, tid, node, count)
             tables.append(table)
@@ -153,11 +154,11 @@ class LargeConvKernel(Passes):
 
     @cute.jit
     def fill(self, table, tid, node, count: cutlass.Constexpr):
-        w = cute.make_rmem_tensor((2, fft.TWIDDLES), F32)
+        w = cute.make_rmem_tensor((2, TWIDDLES), F32)
         for i in cutlass.range_constexpr(-(-count // self.threads)):
             n = tid + i * self.threads
             if n < count:
-                fft.node_twiddles(w, node * count + n, self.config.nodes * count, 0)
+                fft.node_twiddles(w, node * count + n, self.config.nodes * count, self.levels(0))
                 cute.autovec_copy(w, table[None, None, n])
 
     @cute.jit
@@ -165,7 +166,7 @@ class LargeConvKernel(Passes):
         """Of pass n, for a group."""
         if cutlass.const_expr(table is None):
             return None
-        w = cute.make_rmem_tensor((2, fft.TWIDDLES), F32)
+        w = cute.make_rmem_tensor((2, TWIDDLES), F32)
         cute.autovec_copy(table[None, None, unit // (self.sizes[n] // POINTS)], w)
         return w
 
@@ -269,11 +270,11 @@ class LargeConvKernel(Passes):
     def middle(self, points, k, product, node, unit):
         """The last pass; a row times the filter k, and its first pass back. Or the filter becomes k."""
         x = cute.make_rmem_tensor((2, POINTS), F32)
-        w = cute.make_rmem_tensor((2, fft.TWIDDLES), F32)
+        w = cute.make_rmem_tensor((2, TWIDDLES), F32)
         self.move(x, points, unit, self.last, False)
-        first = self.levels(self.last).start
-        fft.node_twiddles(w, node * self.node_units + unit, self.config.nodes * self.node_units, first)
-        fft.forward(x, w, self.levels(self.last))
+        levels = self.levels(self.last)
+        fft.node_twiddles(w, node * self.node_units + unit, self.config.nodes * self.node_units, levels)
+        fft.forward(x, w, levels)
         if product:
             fft.product(x, k)
             fft.inverse(x, w, self.levels(self.last))
@@ -287,7 +288,7 @@ class LargeConvKernel(Passes):
         """The last pass back, and what follows it."""
         x = cute.make_rmem_tensor((2, POINTS), F32)
         self.move(x, points, unit, 0, False)
-        fft.inverse(x, None, self.levels(0))
+        fft.inverse_root(x)
         self.store(mU, mPre, mPost, mY, skip, row, d, unit, x[0, None], self.certain[0])
 
     @cute.jit

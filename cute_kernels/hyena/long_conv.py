@@ -20,24 +20,22 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from cute_kernels.hyena import long_conv_fft as fft
 from cute_kernels.hyena.config import LongConv
-from cute_kernels.hyena.direct_conv import DirectConvKernel
+from cute_kernels.hyena.few_rows_conv import FewRowsConvKernel
 from cute_kernels.hyena.large_conv import LargeConvKernel
-from cute_kernels.hyena.long_conv_fft import POINTS
-from cute_kernels.hyena.long_conv_passes import Passes
+from cute_kernels.hyena.long_conv_passes import TeamPasses
 from cute_kernels.runtime.kernel import compile_options
 
 F32, I32, I64 = cutlass.Float32, cutlass.Int32, cutlass.Int64
 
 
-class LongConvKernel(Passes):
+class LongConvKernel(TeamPasses):
     def __init__(self, config: LongConv):
         super().__init__(config.points)
         self.config = config
-        self.direct = DirectConvKernel(config) if config.points <= config.DIRECT_POINTS else None
+        self.few_rows = None if config.few is None else FewRowsConvKernel(config)
         # A thread's values of a row, counted from its first.
-        self.offsets = [i * config.team for i in range(POINTS)]
-        # A length is more than half of its transform's points, but for the smallest: half of the loads are certain.
-        self.certain = POINTS // 2 if config.points > config.MIN_POINTS else 0
+        self.offsets = [i * config.team for i in range(self.counts[0])]
+        self.certain = config.certain
 
     @cute.jit
     def __call__(
@@ -48,16 +46,16 @@ class LongConvKernel(Passes):
         mPre: cute.Tensor,  # (B, D, L) fp32, if configured
         mPost: cute.Tensor,  # (B, D, L) fp32, if configured
         mY: cute.Tensor,  # (B, D, L) fp32
-        rows: I32,  # batch rows of a block; 0: sums in place of transforms
+        rows: I32,  # batch rows of a block; 0: few, each with a team of its own
         stream: cuda.CUstream,
     ):
-        if cutlass.const_expr(self.direct is None):
-            self.transform(mU, mK, mSkip, mPre, mPost, mY, rows, stream)
-        else:
+        if cutlass.const_expr(self.few_rows is not None):
             if rows == 0:
-                self.direct(mU, mK, mSkip, mPre, mPost, mY, stream)
+                self.few_rows(mU, mK, mSkip, mPre, mPost, mY, stream)
             else:
                 self.transform(mU, mK, mSkip, mPre, mPost, mY, rows, stream)
+        else:
+            self.transform(mU, mK, mSkip, mPre, mPost, mY, rows, stream)
 
     @cute.jit
     def transform(
@@ -104,36 +102,23 @@ class LongConvKernel(Passes):
         end = cutlass.min(b0 + rows, mU.shape[0])
         smem = memory.SmemAllocator()
         layout = cute.make_layout((2, self.slots, c.channels), stride=(1, 2, 2 * self.slots))
-        points = smem.allocate_tensor(F32, layout, byte_alignment=16)[None, None, of_block]  # (2, slots)
-
-        twiddles = []
-        for n, size in enumerate(self.sizes):
-            nodes, per_node = max(self.sizes[0] // max(size, POINTS), 1), max(size // POINTS, 1)
-            w = None
-            if cutlass.const_expr(nodes > 1):
-                w = cute.make_rmem_tensor((2, fft.TWIDDLES), F32)
-                fft.node_twiddles(w, t // per_node, nodes, self.levels(n).start)
-                if cutlass.const_expr(self.in_shared(n)):
-                    table = cute.make_layout((2, fft.TWIDDLES, nodes))
-                    table = smem.allocate_tensor(F32, table, byte_alignment=16)[None, None, t // per_node]
-                    if t % per_node == 0:
-                        cute.autovec_copy(w, table)
-                    w = table
-            twiddles.append(w)
+        all_points = smem.allocate_tensor(F32, layout, byte_alignment=16)
+        points = all_points[None, None, of_block]  # (2, slots), of the first pass
+        unit, inner, working = t, points, True  # of the others, which divide by three has fewer threads for
+        if cutlass.const_expr(self.thirds):
+            unit, working = tidx % c.units, tidx < c.units * c.channels
+            inner = all_points[None, None, cutlass.min(tidx // c.units, c.channels - 1)]
         cute.arch.griddepcontrol_wait()
-        # The first launch has ended: the next one, which waits for this, need not wait for what that made.
-        if mU.shape[0] * mU.shape[2] <= c.EARLY_TOKENS:
-            cute.arch.griddepcontrol_launch_dependents()
 
-        values = cute.make_layout((c.threads, POINTS, 2))
-        sU = smem.allocate_tensor(F32, values, byte_alignment=16)[tidx, None, None]  # (POINTS, parity of the row)
+        values = cute.make_layout((c.threads, self.counts[0], 2))
+        sU = smem.allocate_tensor(F32, values, byte_alignment=16)[tidx, None, None]  # (values, parity of the row)
         sPre, sPost = None, None
         if cutlass.const_expr(c.pre_gate):
             sPre = smem.allocate_tensor(F32, cute.select(values, mode=[0, 1]), byte_alignment=16)[tidx, None]
         if cutlass.const_expr(c.post_gate):
             sPost = smem.allocate_tensor(F32, cute.select(values, mode=[0, 1]), byte_alignment=16)[tidx, None]
         taps = cutlass.min(mU.shape[2], mK.shape[1]) - t
-        for j in cutlass.range_constexpr(POINTS):  # what no copy writes counts as zero
+        for j in cutlass.range_constexpr(self.counts[0]):  # what no copy writes counts as zero
             if taps <= self.offsets[j]:
                 sU[j, 1] = F32(0.0)
             if j >= self.certain and left <= self.offsets[j]:
@@ -150,20 +135,28 @@ class LongConvKernel(Passes):
         if cutlass.const_expr(c.skip):
             skip = mSkip[d]
 
-        k = cute.make_rmem_tensor((2, POINTS), F32)
+        twiddles = self.make_twiddles(unit)
+        if cutlass.const_expr(self.in_shared(1)):
+            nodes = self.sizes[0] // self.sizes[1]
+            table = cute.make_layout((2, cute.size(twiddles[1], mode=[1]), nodes))
+            table = smem.allocate_tensor(F32, table, byte_alignment=16)[None, None, t // (c.team // nodes)]
+            if t % (c.team // nodes) == 0:
+                cute.autovec_copy(twiddles[1], table)
+            twiddles[1] = table
+        k = cute.make_rmem_tensor((2, self.count), F32)
         k.fill(0.0)
         for row in cutlass.range(b0 - 1, end, unroll=1):
-            x = cute.make_rmem_tensor((2, POINTS), F32)
+            x = cute.make_rmem_tensor((2, self.counts[0]), F32)
             u = sU[None, (row - b0) & 1]
             if row < b0:
                 # On their way, oldest first: the filter, u and pre_gate of the first row, its post_gate.
                 cute.arch.cp_async_wait_group(2 if c.post_gate else 1)
-                for j in cutlass.range_constexpr(POINTS):
-                    x[0, j] = F32(1.0 / c.points) * u[j]
+                for j in cutlass.range_constexpr(self.counts[0]):
+                    x[0, j] = u[j]
             else:
                 # On their way: u and pre_gate of this row, its post_gate.
                 cute.arch.cp_async_wait_group(1 if c.post_gate else 0)
-                for j in cutlass.range_constexpr(POINTS):
+                for j in cutlass.range_constexpr(self.counts[0]):
                     x[0, j] = u[j]
                     if cutlass.const_expr(c.pre_gate):
                         x[0, j] *= sPre[j]
@@ -174,36 +167,41 @@ class LongConvKernel(Passes):
                 else:
                     cute.arch.cp_async_commit_group()
 
-            self.forward(x, twiddles, points, t)
-            if row < b0:
-                for j in cutlass.range_constexpr(POINTS):
-                    k[0, j], k[1, j] = x[0, j], x[1, j]
-                self.sync(0)  # the last pass's reads before the next first pass's writes
+            self.enter(x, points, t)
+            z = x
+            if cutlass.const_expr(self.thirds):
+                z = cute.make_rmem_tensor((2, self.count), F32)
+                if working:
+                    self.inside(z, k, twiddles, inner, unit, row >= b0)
             else:
-                fft.product(x, k)
-                self.inverse(x, twiddles, points, t)
+                self.inside(z, k, twiddles, inner, unit, row >= b0)
+            # The others' points before the last pass, and the filter's reads before the next first pass's writes.
+            if cutlass.const_expr(self.last > 0):
+                self.sync(0)
+            if row >= b0:
+                self.leave(x, points, t)
                 if cutlass.const_expr(c.skip):
-                    for j in cutlass.range_constexpr(POINTS):
+                    for j in cutlass.range_constexpr(self.counts[0]):
                         x[0, j] = cute.math.fma(skip, u[j], x[0, j])
                 if cutlass.const_expr(c.post_gate):
                     # On their way: post_gate of this row, u of the next.
                     cute.arch.cp_async_wait_group(1)
-                    for j in cutlass.range_constexpr(POINTS):
+                    for j in cutlass.range_constexpr(self.counts[0]):
                         x[0, j] *= sPost[j]
                     if row + 1 < end:
                         self.fetch_gate(mPost, sPost, row + 1, d, t, left)
                 if mine:
                     gY = mY[I64(row), d, None]
-                    for j in cutlass.range_constexpr(POINTS):
+                    for j in cutlass.range_constexpr(self.counts[0]):
                         if j < self.certain or left > self.offsets[j]:
                             gY[t + self.offsets[j]] = x[0, j]
 
     @cute.jit
     def fetch(self, g, staged, t, left, certain: cutlass.Constexpr):
-        """Starts to copy this thread's values of a row (n,) to its places in shared memory (POINTS,)."""
+        """Starts to copy this thread's values of a row (n,) to its places in shared memory (values,)."""
         atom = cute.make_copy_atom(cpasync.CopyG2SOp(), F32, num_bits_per_copy=32)
         one = cute.make_layout(1)
-        for j in cutlass.range_constexpr(POINTS):
+        for j in cutlass.range_constexpr(self.counts[0]):
             if j < certain or left > self.offsets[j]:
                 source = cute.domain_offset((t + self.offsets[j],), g).iterator
                 target = cute.domain_offset((j,), staged).iterator
@@ -236,28 +234,20 @@ class LongConvKernel(Passes):
         return loaded
 
     @cute.jit
-    def forward(self, x, twiddles, points, t):
-        for n in cutlass.range_constexpr(len(self.sizes)):
-            if cutlass.const_expr(n > 0):
-                self.move(x, points, t, n - 1, True)
-                self.sync(n - 1)
-                self.move(x, points, t, n, False)
-            fft.forward(x, self.in_registers(twiddles[n], n), self.levels(n))
-
-    @cute.jit
-    def inverse(self, x, twiddles, points, t):
-        for m in cutlass.range_constexpr(len(self.sizes)):
-            n = len(self.sizes) - 1 - m
-            if cutlass.const_expr(m > 0):
-                self.move(x, points, t, n + 1, True)
-                self.sync(n)
-                self.move(x, points, t, n, False)
-            fft.inverse(x, self.in_registers(twiddles[n], n), self.levels(n))
+    def inside(self, x, k, twiddles, points, unit, of_row):
+        """The passes between the first and the last: the filter's transform becomes k, a row's is multiplied by it."""
+        self.descend(x, twiddles, points, unit)
+        if of_row:
+            fft.product(x, k)
+            self.ascend(x, twiddles, points, unit)
+        else:
+            for j in cutlass.range_constexpr(self.count):
+                k[0, j], k[1, j] = x[0, j] * (1.0 / self.config.points), x[1, j] * (1.0 / self.config.points)
 
     @cute.jit
     def sync(self, exchange: cutlass.Constexpr):
-        """Between the writes and reads of an exchange: only the first one leaves the warp."""
-        if cutlass.const_expr(exchange == 0 and self.config.team > 32):
+        """Between the writes and reads of an exchange, which leaves the warp where a node is more than its points."""
+        if cutlass.const_expr(self.crosses_warps(exchange)):
             cute.arch.sync_threads()
         else:
             cute.arch.sync_warp()

@@ -20,8 +20,8 @@ F32, I32 = cutlass.Float32, cutlass.Int32
 
 POINTS = 16  # a thread's points: four levels of halving between two exchanges
 LEVELS = 4
-TWIDDLES = 8  # of one node: (1, 1, 2, 4) by level, without those that are i times another
-FIRST = (0, 1, 2, 4)  # where a level's twiddles start
+THIRDS_POINTS = 12  # of a first pass that divides by three: 3 times 4
+FIRST = (0, 1, 2, 4)  # where a level's twiddles start: there are (1, 1, 2, 4), and others are i times these
 
 # sin(2 pi x) = 2 pi x + x^3 S(x^2), cos(2 pi x) = 1 + x^2 C(x^2), to 1e-8 on [0, 1/8]
 TWO_PI = (6.2831854820251465, -1.7484556000744883e-07)
@@ -40,17 +40,21 @@ def sincos_of_turns(x):
     return s, cute.math.fma(c, z, F32(1.0))
 
 
-@cute.jit
 def node_twiddles(
-    w: cute.Tensor,  # (2, TWIDDLES): real and imaginary parts, written from `first` level on
+    w: cute.Tensor,  # (2, n), n as twiddle_count(levels): real and imaginary parts, written for `levels`
     node: I32,
-    nodes: cutlass.Constexpr,  # N, a power of two from 2 on
-    first: cutlass.Constexpr,
-):
-    # All angles are multiples of 1/(64 N) turns with exact numerators.
-    reverse = cute.arch.brev(node) >> (33 - nodes.bit_length())
-    x3 = (4 * (reverse & (nodes - 1)) + 1).to(F32) * F32(1.0 / (64 * nodes))  # below 1/16
-    if cutlass.const_expr(first <= 0):
+    nodes: int,  # of that size, from 2 on: N, or 3 N under a root of three
+    levels: range,
+) -> None:
+    # Angles are (root + reverse(node)) / 2N turns, halved for each further level; root 1/4, or 1/12, 5/12, 9/12.
+    thirds = 3 if nodes % 3 == 0 else 1
+    halvings = nodes // thirds
+    reverse = cute.arch.brev(node) >> (33 - halvings.bit_length())
+    numerator = 4 * thirds * (reverse & (halvings - 1)) + 1
+    if thirds == 3:
+        numerator += 4 * (node // halvings)
+    x3 = numerator.to(F32) * F32(1.0 / (64 * nodes))  # below 1/16; exact but for thirds
+    if 0 in levels:
         y = x3 * F32(8.0) - F32(0.25)  # below 1/4 in size
         far = cute.arch.fmax(y, -y)
         near = cutlass.min(far, F32(0.25) - far)
@@ -58,19 +62,25 @@ def node_twiddles(
         swap = far > F32(0.125)
         sine = select(swap, c, s)
         w[0, 0], w[1, 0] = select(y > F32(0.0), -sine, sine), select(swap, s, c)
-    if cutlass.const_expr(first <= 1):
+    if 1 in levels:
         x = x3 * F32(4.0)
         s, c = sincos_of_turns(cutlass.min(x, F32(0.25) - x))
         swap = x > F32(0.125)
         w[0, 1], w[1, 1] = select(swap, s, c), select(swap, c, s)
-    if cutlass.const_expr(first <= 2):
+    if 2 in levels:
         x = x3 * F32(2.0)
         w[1, 2], w[0, 2] = sincos_of_turns(x)
         w[0, 3], w[1, 3] = sincos_of_turns(F32(0.125) - x)  # 1/8 further
-    w[1, 4], w[0, 4] = sincos_of_turns(x3)
-    w[0, 5], w[1, 5] = sincos_of_turns(F32(0.125) - x3)  # 1/8, 1/16, 3/16 further
-    w[1, 6], w[0, 6] = sincos_of_turns(F32(0.0625) + x3)
-    w[0, 7], w[1, 7] = sincos_of_turns(F32(0.0625) - x3)
+    if 3 in levels:
+        w[1, 4], w[0, 4] = sincos_of_turns(x3)
+        w[0, 5], w[1, 5] = sincos_of_turns(F32(0.125) - x3)  # 1/8, 1/16, 3/16 further
+        w[1, 6], w[0, 6] = sincos_of_turns(F32(0.0625) + x3)
+        w[0, 7], w[1, 7] = sincos_of_turns(F32(0.0625) - x3)
+
+
+def twiddle_count(levels: range) -> int:
+    """Of a node, up to the last of these levels."""
+    return FIRST[levels.stop - 1] + max(1, (1 << levels.stop) // 4)
 
 
 def root_twiddles():
@@ -86,43 +96,128 @@ def twiddle(w, level, q):
     return (c, s) if q % 2 == 0 else (-s, c)
 
 
-def pairs(level):
-    """(node, lower point, upper point) of every butterfly at a level."""
-    half = POINTS >> (level + 1)
+def pairs(level, count):
+    """(node, lower point, upper point) of every butterfly of `count` points at a level."""
+    half = count >> (level + 1)
     return [(q, 2 * half * q + m, 2 * half * q + half + m) for q in range(1 << level) for m in range(half)]
 
 
-def forward(x: cute.Tensor, w, levels: range) -> None:  # x: (2, POINTS)
-    """Those levels downwards: (a, b) -> (a + w b, a - w b). With w None x is real, its imaginary parts unset."""
+def down(x: cute.Tensor, i: int, j: int, w) -> None:
+    """(a, b) -> (a + w b, a - w b) for two points of x."""
     fma = cute.math.fma
+    (c, s), ar, ai, br, bi = w, x[0, i], x[1, i], x[0, j], x[1, j]
+    x[0, i], x[1, i] = fma(-s, bi, fma(c, br, ar)), fma(s, br, fma(c, bi, ai))
+    x[0, j], x[1, j] = fma(F32(2.0), ar, -x[0, i]), fma(F32(2.0), ai, -x[1, i])
+
+
+def up(x: cute.Tensor, i: int, j: int, w) -> None:
+    """Back, without the factor 1/2: (a, b) -> (a + b, (a - b) / w)."""
+    fma = cute.math.fma
+    (c, s), dr, di = w, x[0, i] - x[0, j], x[1, i] - x[1, j]
+    x[0, i], x[1, i] = x[0, i] + x[0, j], x[1, i] + x[1, j]
+    x[0, j], x[1, j] = fma(s, di, c * dr), fma(-s, dr, c * di)
+
+
+def forward(x: cute.Tensor, w, levels: range) -> None:  # x: (2, n)
+    """Those levels downwards. With w None x is real, its imaginary parts unset."""
     for level in levels:
-        for q, i, j in pairs(level):
+        for q, i, j in pairs(level, cute.size(x, mode=[1])):
             c, s = twiddle(w, level, q)
-            ar, br = x[0, i], x[0, j]
             if w is None and level == 0:
-                x[0, i], x[0, j] = fma(c, br, ar), fma(-c, br, ar)
-                x[1, i], x[1, j] = s * br, -s * br
+                a, b = x[0, i], x[0, j]
+                x[0, i], x[0, j] = cute.math.fma(c, b, a), cute.math.fma(-c, b, a)
+                x[1, i], x[1, j] = s * b, -s * b
             else:
-                ai, bi = x[1, i], x[1, j]
-                x[0, i], x[1, i] = fma(-s, bi, fma(c, br, ar)), fma(s, br, fma(c, bi, ai))
-                x[0, j], x[1, j] = fma(F32(2.0), ar, -x[0, i]), fma(F32(2.0), ai, -x[1, i])
+                down(x, i, j, (c, s))
 
 
-def inverse(x: cute.Tensor, w, levels: range) -> None:  # x: (2, POINTS)
-    """Back, without the factor 1/2 of each level: (a, b) -> (a + b, (a - b) / w). With w None only real parts."""
-    fma = cute.math.fma
+def inverse(x: cute.Tensor, w, levels: range) -> None:  # x: (2, n)
+    """Back, without the factor 1/2 of each level."""
     for level in reversed(levels):
-        for q, i, j in pairs(level):
-            c, s = twiddle(w, level, q)
-            dr, di = x[0, i] - x[0, j], x[1, i] - x[1, j]
-            x[0, i], x[0, j] = x[0, i] + x[0, j], fma(s, di, c * dr)
-            if w is not None or level > 0:
-                x[1, i], x[1, j] = x[1, i] + x[1, j], fma(-s, dr, c * di)
+        for q, i, j in pairs(level, cute.size(x, mode=[1])):
+            up(x, i, j, twiddle(w, level, q))
 
 
-def product(x: cute.Tensor, k: cute.Tensor) -> None:  # (2, POINTS) both
+def inverse_root(x: cute.Tensor) -> None:  # (2, n)
+    """Back from the nodes below the root to real values n times as large: a discrete Fourier transform by constants.
+
+    Value m is Re(exp(-2 pi i m / 4n) sum over v of x[v] exp(-2 pi i reverse(v) m / n)).
+    """
+    fma, n = cute.math.fma, cute.size(x, mode=[1])
+    power = lambda m: (F32(math.cos(2 * math.pi * m / (4 * n))), F32(-math.sin(2 * math.pi * m / (4 * n))))  # noqa: E731
+    half = 1
+    while 2 * half < n:
+        for i in range(0, n, 2 * half):
+            for m in range(half):
+                combine(x, i + m, i + m + half, 4 * m * n // (2 * half), power)
+        half *= 2
+    for m in range(half):
+        ar, ai, br, bi = x[0, m], x[1, m], x[0, m + half], x[1, m + half]
+        if m == 0:
+            x[0, 0] = ar + br
+        else:
+            (c, s), (cb, sb) = power(m), power(5 * m)
+            x[0, m] = fma(-sb, bi, fma(cb, br, fma(-s, ai, c * ar)))
+        (c, s), (cb, sb) = power(m + half), power(5 * m + half)
+        x[0, m + half] = fma(sb, bi, fma(-cb, br, fma(-s, ai, c * ar)))
+
+
+def combine(x: cute.Tensor, i: int, j: int, m: int, power) -> None:
+    """(a, b) -> (a + w b, a - w b), w the m-th power of a root: 1, -i or another."""
+    n = 4 * cute.size(x, mode=[1])
+    ar, ai, br, bi = x[0, i], x[1, i], x[0, j], x[1, j]
+    if m == 0:
+        x[0, i], x[1, i], x[0, j], x[1, j] = ar + br, ai + bi, ar - br, ai - bi
+    elif 4 * m == n:
+        x[0, i], x[1, i], x[0, j], x[1, j] = ar + bi, ai - br, ar - bi, ai + br
+    else:
+        down(x, i, j, power(m))
+
+
+def thirds_pairs(level: int):
+    """(lower point, upper point, twiddle) of each butterfly of two levels below a root of three, 12 points."""
+    half, found = 2 >> level, []
+    for third in range(3):
+        angle = 2 * math.pi * (1 + 4 * third) / 12 / (2 << level)
+        c, s = F32(math.cos(angle)), F32(math.sin(angle))
+        for q in range(1 << level):
+            first = 4 * third + 2 * half * q
+            found += [(first + m, first + half + m, (-s, c) if q else (c, s)) for m in range(half)]
+    return found
+
+
+def forward_thirds(x: cute.Tensor) -> None:  # (2, 12)
+    """From real values modulo x^12 - i to the three cube roots r of i, x^4 - r, then two levels of halving."""
+    fma, high, half = cute.math.fma, F32(math.sqrt(0.75)), F32(0.5)
+    for j in range(4):
+        a, b, c = x[0, j], x[0, 4 + j], x[0, 8 + j]
+        real, imaginary = fma(half, c, a), half * b
+        x[0, j], x[1, j] = fma(high, b, real), fma(high, c, imaginary)
+        x[0, 4 + j], x[1, 4 + j] = fma(-high, b, real), fma(-high, c, imaginary)
+        x[0, 8 + j], x[1, 8 + j] = a - c, -b
+    for level in range(2):
+        for i, j, w in thirds_pairs(level):
+            down(x, i, j, w)
+
+
+def inverse_thirds(x: cute.Tensor) -> None:  # (2, 12)
+    """Back, to real values 12 times as large."""
+    fma, high, half = cute.math.fma, F32(math.sqrt(0.75)), F32(0.5)
+    for level in reversed(range(2)):
+        for i, j, w in thirds_pairs(level):
+            up(x, i, j, w)
+    for j in range(4):
+        real, difference = x[0, j] + x[0, 4 + j], x[0, j] - x[0, 4 + j]
+        imaginary, turned = x[1, j] + x[1, 4 + j], x[1, j] - x[1, 4 + j]
+        last, low = x[0, 8 + j], x[1, 8 + j]
+        x[0, j] = real + last
+        x[0, 4 + j] = fma(high, difference, fma(half, imaginary, -low))
+        x[0, 8 + j] = fma(high, turned, fma(half, real, -last))
+
+
+def product(x: cute.Tensor, k: cute.Tensor) -> None:  # (2, n) both
     """x k, point by point, in x's place."""
     fma = cute.math.fma
-    for i in range(POINTS):
+    for i in range(cute.size(x, mode=[1])):
         xr, xi = x[0, i], x[1, i]
         x[0, i], x[1, i] = fma(-xi, k[1, i], xr * k[0, i]), fma(xi, k[0, i], xr * k[1, i])

@@ -11,7 +11,7 @@ from tests.covering import parametrize
 from tests.hyena.helpers import rel_l2
 
 ARCHES = ["sm_90a", "sm_100a"]
-WAYS = ["sums", "transforms"]
+WAYS = ["few rows", "many"]
 LIMIT = 4e-7  # relative L2; seen are 3e-7 at most, a wrong kernel gives far more
 POISON = float("nan")
 
@@ -46,13 +46,13 @@ def machine(request):
 
 @pytest.fixture(params=WAYS)
 def way(request, monkeypatch):
-    """How short rows are convolved, whatever the batch."""
-    largest = 1000 if request.param == "sums" else 0
-    chosen = property(lambda kernel: largest if kernel.points <= LongConv.DIRECT_POINTS else 0)
-    monkeypatch.setattr(LongConv, "direct_batch", chosen)
+    """How rows are convolved, whatever the batch."""
+    few, batch = LongConv.few.fget, 1000 if request.param == "few rows" else 0
+    chosen = property(lambda kernel: None if few(kernel) is None else few(kernel)._replace(batch=batch))
+    monkeypatch.setattr(LongConv, "few", chosen)
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 5, 16, 17, 63, 64, 65, 127, 129, 131, 200, 256, 541, 997])
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 16, 17, 63, 64, 65, 127, 129, 131, 200, 256, 300, 541, 997])
 def test_lengths(machine, way, length):
     arguments = make(length, 2, 3, length, offset=1, gap=3)
     out = rows(np.random.default_rng(0), 2, 3, length, offset=1, gap=2)
@@ -63,9 +63,9 @@ def test_lengths(machine, way, length):
     assert torch.isnan(whole[..., 0]).all() and torch.isnan(whole[..., length + 1 :]).all()  # nothing beside the rows
 
 
-@pytest.mark.parametrize("length", [4097, 9000, 32768])
+@pytest.mark.parametrize("length", [1500, 2000, 2053, 4097, 8000, 9000, 32768])
 def test_long(machine, monkeypatch, length):
-    """The largest transform in registers, and those in shared memory, of one block and of two; a block of two rows."""
+    """Transforms in registers, and those in shared memory, of one block and of two; a block of two rows."""
     monkeypatch.setattr(LongConv, "rows", lambda *_: 2)
     arguments = make(length, 3, 2, length, length // 2)
     assert rel_l2(stages.long_conv(*arguments), oracle(*arguments)) < LIMIT
@@ -136,7 +136,7 @@ def test_beyond_the_kernels():
     assert rel_l2(stages.long_conv(*arguments, arguments[-1]), want) < LIMIT
 
 
-@pytest.mark.parametrize("length", [200, 541, 9000])
+@pytest.mark.parametrize("length", [200, 500, 541, 9000])
 def test_schedules(length):
     """The same bits under any order of the warps, where exchanges cross warps."""
     pytest.importorskip("cutlass")
@@ -149,7 +149,7 @@ def test_schedules(length):
     assert all(torch.equal(outs[0], out) for out in outs)
 
 
-@parametrize({"points": [1 << n for n in range(4, 16)], "arch": ARCHES}, together=1)
+@parametrize({"points": [*(1 << n for n in range(4, 16)), 768, 1536, 3072, 6144], "arch": ARCHES}, together=1)
 def test_budgets(points, arch):
     pytest.importorskip("cutlass")
     from cute_kernels.runtime import cache
@@ -158,25 +158,30 @@ def test_budgets(points, arch):
     mixes = 128 <= points <= 4096  # in a block; either kernel is compiled for other tests, too
     kernel = MixLaunch(points, True, False, True) if mixes else LongConv(points, True, True, True)
     codes = machine_code(cache.get(kernel, arch).cubin)
-    assert len(codes) == (2 if points <= LongConv.DIRECT_POINTS else 1)
+    assert len(codes) == (1 if kernel.few is None else 2)
     for code in codes:
         assert (code.stack, code.local, code.local_memory) == (0, 0, 0)
-        assert code.registers * kernel.threads * (512 // kernel.threads) <= 65536
+        assert code.registers <= 128
+
+
+LENGTHS_OF = {1: 16, 16: 16, 17: 32, 131: 256, 300: 512, 513: 768, 768: 768, 769: 1024, 2053: 3072, 3073: 4096}
+LENGTHS_OF |= {4096: 4096, 4097: 6144, 6145: 8192, 8193: 16384}
 
 
 def test_points_of_a_length():
-    sizes = {length: LongConv.of_length(length, False, False, False).points for length in (1, 16, 17, 131, 4096, 4097)}
-    assert sizes == {1: 16, 16: 16, 17: 32, 131: 256, 4096: 4096, 4097: 8192}
+    sizes = {length: LongConv.of_length(length, False, False, False).points for length in LENGTHS_OF}
+    assert sizes == LENGTHS_OF
     with pytest.raises(NotImplementedError, match="length must be at most"):
         LongConv.of_length(LongConv.MAX_POINTS + 1, False, False, False)
 
 
-@pytest.mark.parametrize("points", [16, 256, 4096])
+@pytest.mark.parametrize("points", [16, 256, 768, 4096])
 @pytest.mark.parametrize("batch, width", [(1, 256), (7, 256), (33, 1), (5, 10**6), (10**6, 1)])
 def test_rows_of_a_block(points, batch, width):
     kernel = LongConv(points, False, False, False)
     rows = kernel.rows(batch, width, 132)
-    assert rows == 0 if batch <= kernel.direct_batch else 1 <= -(-batch // rows) <= 65535
+    few = kernel.few is not None and batch <= kernel.few.batch
+    assert rows == 0 if few else 1 <= -(-batch // rows) <= 65535
 
 
 def torch_error(want, u, k, skip, pre, post):
@@ -189,9 +194,10 @@ def torch_error(want, u, k, skip, pre, post):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [(False, False, False), (True, True, True)], ids=str)
-@pytest.mark.parametrize("length", [1, 3, 64, 131, 256, 541, 997, 2053, 4096, 8191, 16384, 32768])
-def test_on_a_gpu(length, options):
-    arguments = make(length, 3, 37, length, options=options, device="cuda", offset=1, gap=2)
+@pytest.mark.parametrize("batch", [1, 2, 3, 5])
+@pytest.mark.parametrize("length", [1, 3, 64, 131, 256, 500, 541, 997, 1500, 2053, 4096, 4099, 8191, 16384, 32768])
+def test_on_a_gpu(length, batch, options):
+    arguments = make(length, batch, 37, length, options=options, device="cuda", offset=1, gap=2)
     want = oracle(*arguments)
     out = torch.full_like(want_like := arguments[0].contiguous(), POISON)
     stages.long_conv(*arguments, out)
