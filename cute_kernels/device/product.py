@@ -19,6 +19,7 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05, warpgroup
 
 from cute_kernels.device import tensor_memory
+from cute_kernels.device.pin import pin
 
 K = OperandMajorMode.K
 
@@ -63,9 +64,10 @@ class ProductSm90(_Product):
         pass
 
     def accumulators(self, tiled_mma, address):
-        """Of the tensor core, and the result's."""
-        acc = cute.make_rmem_tensor(tiled_mma.partition_shape_C((64, self.columns)), Float32)
-        return acc, acc if cutlass.const_expr(self.parts == 1) else cute.make_rmem_tensor_like(acc)
+        """Of the tensor core, with two parts two of them in turn, and the result's."""
+        make = lambda: cute.make_rmem_tensor(tiled_mma.partition_shape_C((64, self.columns)), Float32)  # noqa: E731
+        acc = [make() for _ in range(self.parts)]
+        return acc, acc[0] if cutlass.const_expr(self.parts == 1) else make()
 
     @cute.jit
     def start(
@@ -77,29 +79,31 @@ class ProductSm90(_Product):
         fB,  # (mma, 1, k block, buffer, part and piece)
         buffer: Int32,
         done: cute.Pointer,
-        n: Int32,
         piece: cutlass.Constexpr,
     ):
-        """A piece of the n-th product. With one part it is only started, with two the first makes all of it."""
-        if cutlass.const_expr(self.parts == 1):
-            if cutlass.const_expr(piece == 0):
-                warpgroup.fence()
-            self._add_piece(mma, acc, fA, fB, piece, buffer)
-            warpgroup.commit_group()
-        elif cutlass.const_expr(piece == 0):
-            total.fill(0.0)
-            # This loop stays one: unrolled, the accumulators of neighbouring steps would be live together.
-            for k in cutlass.range(self.k_tiles, unroll=1):
-                warpgroup.fence()
-                self._add_piece(mma, acc, fA, fB, k, buffer)
-                warpgroup.commit_group()
-                warpgroup.wait_group(0)
-                total.store(total.load() + acc.load())
+        """Starts a piece of a product. With two parts the sum of the piece before is awaited, and added."""
+        if cutlass.const_expr(piece == 0 or self.parts == 2):
+            warpgroup.fence()
+        self._add_piece(mma, acc[piece % self.parts], fA, fB, piece, buffer)
+        warpgroup.commit_group()
+        if cutlass.const_expr(self.parts == 2 and piece > 0):
+            warpgroup.wait_group(1)
+            self._add(acc, total, piece - 1)
 
     @cute.jit
-    def finish(self, acc, total, done, n):
-        """Waits for a product of one part."""
+    def finish(self, mma, acc, total, fA, fB, buffer, done, n):
+        """Waits for the n-th product."""
         warpgroup.wait_group(0)
+        if cutlass.const_expr(self.parts == 2):
+            self._add(acc, total, self.k_tiles - 1)
+
+    @cute.jit
+    def _add(self, acc, total, piece: cutlass.Constexpr):
+        part = acc[piece % 2]
+        for i in cutlass.range_constexpr(cute.size(total)):
+            # Pinned, or the compiler would keep all sums until the last.
+            value = part[i] if cutlass.const_expr(piece == 0) else total[i] + part[i]
+            total[i] = pin(value.bitcast(Int32)).bitcast(Float32)
 
     def end(self, address):
         pass
@@ -162,29 +166,28 @@ class ProductSm100(_Product):
         fB,  # (mma, 1, k block, buffer, part and piece)
         buffer: Int32,
         done: cute.Pointer,
-        n: Int32,
         piece: cutlass.Constexpr,
     ):
-        """The n-th product, with its first piece. With one part it is only started."""
-        if cutlass.const_expr(piece > 0):
-            pass
-        elif cutlass.const_expr(self.parts == 1):
+        """Starts a product, with its first piece: all of it or, with two parts, the first round."""
+        if cutlass.const_expr(piece == 0):
             self._start_round(mma, acc, fA, fB, 0, buffer, done)
+
+    @cute.jit
+    def finish(self, mma, acc, total, fA, fB, buffer, done, n):
+        """Waits for the n-th product, and makes its other rounds."""
+        if cutlass.const_expr(self.parts == 1):
+            cute.arch.mbarrier_wait(done + self.group(), n % 2)
+            tensor_memory.read(acc, total, self.columns)
         else:
             total.fill(0.0)
             part = cute.make_rmem_tensor_like(total)
             for i in cutlass.range_constexpr(self.rounds):
-                self._start_round(mma, acc, fA, fB, i, buffer, done)
+                if cutlass.const_expr(i > 0):
+                    self._start_round(mma, acc, fA, fB, i, buffer, done)
                 cute.arch.mbarrier_wait(done + self.group(), (n * self.rounds + i) % 2)
                 for j in cutlass.range(min(self.depth, self.k_tiles - i * self.depth), unroll=1):
                     tensor_memory.read(self._at(acc, j), part, self.columns)
                     total.store(total.load() + part.load())
-
-    @cute.jit
-    def finish(self, acc, total, done, n):
-        """Waits for a product of one part."""
-        cute.arch.mbarrier_wait(done + self.group(), n % 2)
-        tensor_memory.read(acc, total, self.columns)
 
     @cute.jit
     def _start_round(self, mma, acc, fA, fB, i: cutlass.Constexpr, buffer, done):

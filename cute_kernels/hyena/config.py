@@ -443,6 +443,8 @@ class Project(HyenaKernel):
     filter_split: int = 1
     team: int = 1  # blocks of a cluster, which have the same channels and divide the conversion of in_proj's rows
 
+    BUFFERS: ClassVar[int] = 2  # tiles in shared memory: the next one is made beside the product of one
+
     def __post_init__(self) -> None:
         if self.width % 64 or not 64 <= self.width <= 256:
             raise NotImplementedError(f"d_model must be 64, 128, 192 or 256, got {self.width}")
@@ -493,13 +495,13 @@ class Project(HyenaKernel):
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block."""
-        operands = 2 * self.parts * self.width * (3 * self.channels + self.buffers * (self.tile + 8))
-        return operands + 4 * self.filter.shared_floats + 24 * self.channels
+        """Of a block: operands in pieces that are aligned to 1024 bytes, and before them all else."""
+        operands = 2 * self.parts * self.width * (3 * self.channels + self.BUFFERS * (self.tile + 8))
+        return operands + -(-(128 + 24 * self.channels + 4 * self.filter.shared_floats) // 1024) * 1024
 
     @property
     def fits(self) -> bool:
-        return self.shared_bytes <= 230_000
+        return self.shared_bytes <= 227 * 1024
 
     @property
     def filter(self) -> Filter:
@@ -549,11 +551,6 @@ class Project(HyenaKernel):
     def rows_at_once(self) -> int:
         """Rows whose loads are in flight together."""
         return self.row_passes if self.channels == 32 else min(self.row_passes, 4)
-
-    @property
-    def buffers(self) -> int:
-        """Tiles in shared memory: two where the product leaves time to make the next tile beside it."""
-        return 2 if self.parts == 1 else 1
 
     def compile(self, arch: str) -> Any:
         from cute_kernels.hyena import project

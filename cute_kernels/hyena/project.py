@@ -37,6 +37,7 @@ ROW_BYTES = 128
 HALO = 8  # columns for the two tokens before a tile: the last two of them
 LANES = 16  # threads that share a row of x or of in_proj
 TAPS = 3
+BUFFERS = Project.BUFFERS
 BARRIER = 1  # of the threads without those beside them; 2 is the filter's
 GROUP_BARRIER = 3  # of the first warpgroup, the next ones follow
 
@@ -103,15 +104,15 @@ class ProjectKernel:
     ):
         c = self.config
         x_layout = sm90_utils.make_smem_layout_b(
-            LayoutEnum.ROW_MAJOR, (64, self.columns, K_TILE), self.dtype, self.pieces * c.buffers
+            LayoutEnum.ROW_MAJOR, (64, self.columns, K_TILE), self.dtype, self.pieces * BUFFERS
         )
 
         @cute.struct
         class Storage:
-            full: cute.struct.MemRange[cutlass.Int64, c.buffers]
+            full: cute.struct.MemRange[cutlass.Int64, BUFFERS]
             rows: cute.struct.MemRange[cutlass.Int64, 1]
             landed: cute.struct.MemRange[cutlass.Int64, 1]
-            empty: cute.struct.MemRange[cutlass.Int64, c.buffers]
+            empty: cute.struct.MemRange[cutlass.Int64, BUFFERS]
             done: cute.struct.MemRange[cutlass.Int64, self.engine.barriers]
             address: cute.struct.MemRange[I32, self.engine.words]
             sAffine: cute.struct.Align[cute.struct.MemRange[F32, 2 * self.rows], 16]
@@ -197,7 +198,7 @@ class ProjectKernel:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         block = cute.arch.block_idx()[0]
         if cute.arch.thread_idx()[0] == 0:
-            for i in cutlass.range_constexpr(c.buffers):
+            for i in cutlass.range_constexpr(BUFFERS):
                 cute.arch.mbarrier_init(full + i, c.warps)
                 cute.arch.mbarrier_init(empty + i, c.warps)
             cute.arch.mbarrier_init(rows, 1)
@@ -394,13 +395,13 @@ class ProjectKernel:
         cute.arch.mbarrier_wait(landed, 0)
         self.load_tile(first_x, cute.recast_ptr(tokens, dtype=F32) + 2 * c.width, t0, conv_length, warp, lane)
         self.sync()  # all have read what the operand overwrites
-        halo = cute.make_rmem_tensor((4, self.pieces), self.dtype)  # the two tokens before a tile
         for i in cutlass.range_constexpr(self.halo_pass + 1):
             self.normalise(first_x[None, None, i], eps, lane)
         for i in cutlass.range_constexpr(c.passes):
             self.store_token(x, i, tokens, warp, lane)
-        self.round_row(first_x[None, None, self.halo_pass], halo)
-        self.complete(halo, tokens, full, warp, lane)
+        if warp == self.halo_warp:
+            self.store_row(first_x[None, None, self.halo_pass], self.halo(tokens, lane), self.columns * K_TILE)
+        self.complete(full, lane)
         if warp == c.warps - 1:
             self.clear_halo(tokens, lane)
         next_b, next_t0 = self.after(b, t0, conv_length)
@@ -449,32 +450,29 @@ class ProjectKernel:
 
         size = self.pieces * self.columns * K_TILE  # of a buffer
         for tile in cutlass.range(first, last, unroll=1):
-            buffer, use = (tile - first) % c.buffers, (tile - first) // c.buffers
-            following, next_use = (tile + 1 - first) % c.buffers, (tile + 1 - first) // c.buffers
+            buffer, use = (tile - first) % BUFFERS, (tile - first) // BUFFERS
+            following, next_use = (tile + 1 - first) % BUFFERS, (tile + 1 - first) // BUFFERS
             cute.arch.mbarrier_wait(full + buffer, use % 2)
             more, operand = tile + 1 < last, tokens + following * size
             for i in cutlass.range_constexpr(max(self.k_tiles, c.passes)):
                 # A token of the next tile under each piece of this product.
                 if cutlass.const_expr(i < self.k_tiles):
-                    self.engine.start((mma_new, mma_add), acc, total, fA, fB, buffer, done, tile - first, i)
+                    self.engine.start((mma_new, mma_add), acc, total, fA, fB, buffer, done, i)
                 if cutlass.const_expr(i == 0):
-                    if warp == self.halo_warp and more:
-                        self.read_halo(halo, tokens + buffer * size, lane)
-                    if cutlass.const_expr(c.buffers == 1):
-                        self.release(empty + buffer, tile + c.buffers < last, lane)
                     if next_use > 0 and more:
                         cute.arch.mbarrier_wait(empty + following, (next_use - 1) % 2)
+                    if warp == self.halo_warp and more:
+                        self.copy_halo(tokens + buffer * size, operand, lane)
                 if cutlass.const_expr(i < c.passes) and more:
                     self.make_token(x, i, operand, eps, warp, lane)
-            far_b, far_t0 = self.after(next_b, next_t0, conv_length)
             if more:
-                self.complete(halo, operand, full + following, warp, lane)
-                if tile + 2 < last:
-                    start = self.tile_start(mX, far_b, far_t0, length)
-                    self.load_tile(x, start, far_t0, conv_length, warp, lane)
-            if cutlass.const_expr(c.buffers == 2):
-                self.engine.finish(acc, total, done, tile - first)
-                self.release(empty + buffer, tile + c.buffers < last, lane)
+                self.complete(full + following, lane)
+            self.engine.finish((mma_new, mma_add), acc, total, fA, fB, buffer, done, tile - first)
+            self.release(empty + buffer, tile + BUFFERS < last, lane)
+            far_b, far_t0 = self.after(next_b, next_t0, conv_length)
+            if tile + 2 < last:
+                start = self.tile_start(mX, far_b, far_t0, length)
+                self.load_tile(x, start, far_t0, conv_length, warp, lane)
             if active:
                 self.finish(total, affine, taps, mG, mX0, wg, b, out0, t0, conv_length, lane)
             b, t0, next_b, next_t0 = next_b, next_t0, far_b, far_t0
@@ -593,10 +591,8 @@ class ProjectKernel:
             self.store_token(x, i, buffer, warp, lane)
 
     @cute.jit
-    def complete(self, halo, buffer, full, warp, lane):
-        """The two tokens before those that this warp has stored; then all are there."""
-        if warp == self.halo_warp:
-            self.put(halo, place(buffer, self.config.tile + HALO - 2 + (lane >> 4), lane), self.columns * K_TILE)
+    def complete(self, full, lane):
+        """All that this warp stores into a buffer is there."""
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
         if lane == 0:
@@ -609,13 +605,17 @@ class ProjectKernel:
         if awaited and lane == 0:
             cute.arch.mbarrier_arrive(empty)
 
+    def halo(self, buffer, lane):
+        """Where this thread's first four elements of one of the two tokens before a tile lie."""
+        return place(buffer, self.config.tile + HALO - 2 + (lane >> 4), lane)
+
     @cute.jit
-    def read_halo(self, x, buffer, lane):
-        """The last two tokens of a tile."""
-        c = self.config
-        row = place(buffer, c.tile - 2 + (lane >> 4), lane)
+    def copy_halo(self, buffer, following, lane):
+        """The last two tokens of a tile are those before the next one."""
+        source, target = place(buffer, self.config.tile - 2 + (lane >> 4), lane), self.halo(following, lane)
         for j in cutlass.range_constexpr(self.pieces):
-            cute.autovec_copy(four(row + j * (self.columns * K_TILE)), x[None, j])
+            offset = j * (self.columns * K_TILE)
+            cute.autovec_copy(four(source + offset), four(target + offset))
 
     @cute.jit
     def clear_halo(self, sX, lane):
@@ -625,7 +625,7 @@ class ProjectKernel:
         zero.fill(0.0)
         for i in cutlass.range_constexpr(HALO // 2 - 1):
             row = place(sX, c.tile + 2 * i + (lane >> 4), lane)
-            for j in cutlass.range_constexpr(c.buffers * self.pieces):
+            for j in cutlass.range_constexpr(BUFFERS * self.pieces):
                 cute.autovec_copy(zero, four(row + j * (self.columns * K_TILE)))
 
     @cute.jit
