@@ -3,6 +3,8 @@
 Every warpgroup multiplies its own 64 rows of A with the ``columns`` rows of B that all share, both K-major in shared
 memory, in pieces of K, one 128-byte swizzle row each. ``parts`` is 1, or 2 where operands are high and low parts:
 then a sum over one piece, lo * hi + hi * lo + hi * hi, is added to fp32 registers, because the tensor core truncates.
+Then also the first warpgroup's A has 32 rows, both parts of each among its 64: hi * (lo + hi) and lo * (lo + hi) are
+rows of its result.
 
 The result's registers are those of wgmma on both: with M = 64, tensor memory read as 16x256b has the same map.
 
@@ -28,21 +30,35 @@ class _Product:
     def __init__(self, columns, k_tiles, parts, dtype, warpgroups):
         self.columns, self.k_tiles, self.parts, self.dtype, self.warpgroups = columns, k_tiles, parts, dtype, warpgroups
 
+    def group(self):
+        """This thread's warpgroup."""
+        return cute.arch.make_warp_uniform(cute.arch.warp_idx()) // 4
+
+    def mmas(self, new, add, second):
+        """Of tiled MMAs: one that overwrites its accumulator, one that adds to it, and one that overwrites it in the
+        first warpgroup alone."""
+        new.set(self.accumulate, False)
+        add.set(self.accumulate, True)
+        second.set(self.accumulate, self.group() > 0)
+        return new, add, second
+
     @cute.jit
     def _add_piece(self, mma, acc, fA, fB, k, buffer):
         """All products of the parts of piece k, of A and of the B in a buffer."""
         kt = self.k_tiles
+        new, add, second = mma
         if cutlass.const_expr(self.parts == 1):
-            self._issue(mma, acc, fA, k, fB, buffer * kt + k, k == 0)
+            self._issue(new if k == 0 else add, add, acc, fA, k, fB, buffer * kt + k)
         else:
-            self._issue(mma, acc, fA, kt + k, fB, buffer * 2 * kt + k, True)
-            self._issue(mma, acc, fA, k, fB, buffer * 2 * kt + kt + k, False)
-            self._issue(mma, acc, fA, k, fB, buffer * 2 * kt + k, False)
+            if self.group() > 0:
+                self._issue(new, add, acc, fA, kt + k, fB, buffer * 2 * kt + k)
+            self._issue(second, add, acc, fA, k, fB, buffer * 2 * kt + kt + k)
+            self._issue(add, add, acc, fA, k, fB, buffer * 2 * kt + k)
 
     @cute.jit
-    def _issue(self, mma, acc, fA, a, fB, b, fresh: cutlass.Constexpr):
+    def _issue(self, first, add, acc, fA, a, fB, b):
         for kb in cutlass.range_constexpr(cute.size(fA, mode=[2])):
-            one = mma[0] if cutlass.const_expr(fresh and kb == 0) else mma[1]
+            one = first if cutlass.const_expr(kb == 0) else add
             cute.gemm(one, acc, fA[None, None, kb, a], fB[None, None, kb, b], acc)
 
 
@@ -72,7 +88,7 @@ class ProductSm90(_Product):
     @cute.jit
     def start(
         self,
-        mma,  # two tiled MMAs: the first overwrites its accumulator, the second adds to it
+        mma,  # from `mmas`
         acc,
         total,  # (mma, 1, 1) fp32
         fA,  # (mma, 1, k block, part and piece)
@@ -136,9 +152,6 @@ class ProductSm100(_Product):
     def slice(self, tiled_mma, thread):
         return tiled_mma.get_slice(0)
 
-    def group(self):
-        return cute.arch.make_warp_uniform(cute.arch.warp_idx()) // 4
-
     @cute.jit
     def begin(self, done, address):
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -159,7 +172,7 @@ class ProductSm100(_Product):
     @cute.jit
     def start(
         self,
-        mma,  # two tiled MMAs: the first overwrites its accumulator, the second adds to it
+        mma,  # from `mmas`
         acc,
         total,  # (mma, 1, 1) fp32
         fA,  # (mma, 1, k block, part and piece)

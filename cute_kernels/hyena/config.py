@@ -451,12 +451,12 @@ class Project(HyenaKernel):
         if self.inner % 64 or not 64 <= self.inner <= 2048:
             raise NotImplementedError(f"d_inner must be a multiple of 64 up to 2048, got {self.inner}")
         self.filter  # noqa: B018  it checks its fields
-        if self.channels not in (32, 64):
-            raise ValueError(f"channels must be 32 or 64, got {self.channels}")
+        if self.channels not in (32, 64)[: 3 - self.parts]:
+            raise ValueError(f"channels must be 32, or with one part 64, got {self.channels}")
         if self.tile not in (16, 32, 48, 64):
             raise ValueError(f"tile must be 16, 32, 48 or 64, got {self.tile}")
-        if self.team not in (1, 2, 4, 8):
-            raise ValueError(f"team must be 1, 2, 4 or 8, got {self.team}")
+        if self.team not in (1, 2, 4):
+            raise ValueError(f"team must be 1, 2 or 4, got {self.team}")
 
     def division(self, batch: int, conv_length: int, sm_count: int) -> tuple[int, int]:
         """Tiles of tokens of one block, and the least number of blocks: what the GPU can run at once.

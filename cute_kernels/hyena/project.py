@@ -51,6 +51,9 @@ class ProjectKernel:
         self.pieces = c.parts * self.k_tiles  # of an operand
         self.halo_warp, self.halo_pass = c.units % c.warps, c.units // c.warps  # the unit after a tile's last
         self.rows = 3 * c.channels
+        # Of a piece of in_proj's operand, those of both parts: x0's first, with two parts in turns of eight high and
+        # eight low ones, then the high ones of x1 and v, then their low ones.
+        self.operand_rows = c.parts * self.rows
         self.columns = c.tile + HALO
         # |(x - mean) / deviation| <= sqrt(D)
         self.scale = 2.0 ** (numerics.TARGET_EXPONENT - math.ceil(math.log2(c.width) / 2))
@@ -128,7 +131,7 @@ class ProjectKernel:
             *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK),
             *(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1),
             *(length, conv_length, run, beside, eps, norm_len, shift),
-            *(self.engine.tiled_mma(), self.engine.tiled_mma(), x_layout),
+            *(self.engine.tiled_mma(), self.engine.tiled_mma(), self.engine.tiled_mma(), x_layout),
         ).launch(
             grid=(cutlass.max(cute.round_up(runs, c.team) * c.slabs, cute.round_up(blocks, c.team)), 1, 1),
             block=(c.threads + 32 * c.side_warps, 1, 1),
@@ -179,6 +182,7 @@ class ProjectKernel:
         shift: F32,
         mma_new: cute.TiledMma,
         mma_add: cute.TiledMma,
+        mma_second: cute.TiledMma,
         x_layout: cute.ComposedLayout,
     ):
         # No launch_dependents: mix's blocks would pile up on the first SMs that get free.
@@ -187,10 +191,10 @@ class ProjectKernel:
         sX = storage.sX.get_tensor(x_layout.outer, swizzle=x_layout.inner)  # (tile + 8, 64, buffers * parts * K tiles)
         # One tile of 64 rows; others start at other rows of it.
         w_layout = cute.make_layout(
-            ((8, self.rows // 8), (K_TILE, 1), (1, self.k_tiles * c.parts)),
-            stride=((K_TILE, 8 * K_TILE), (1, 0), (0, self.rows * K_TILE)),
+            ((8, 8), (K_TILE, 1), (1, (self.k_tiles, c.parts))),
+            stride=((K_TILE, 8 * K_TILE), (1, 0), (0, (self.operand_rows * K_TILE, 2 * c.channels * K_TILE))),
         )
-        sW = storage.sW.get_tensor(w_layout, swizzle=x_layout.inner)  # (rows, 64, parts * K tiles)
+        sW = storage.sW.get_tensor(w_layout, swizzle=x_layout.inner)  # (64, 64, K tiles * parts)
         sAffine = storage.sAffine.get_tensor(cute.make_layout((2, self.rows)))  # each row's factor and bias
         full, empty = storage.full.data_ptr(), storage.empty.data_ptr()  # barriers of the buffers
         rows, landed = storage.rows.data_ptr(), storage.landed.data_ptr()  # of others' rows, of the first tokens
@@ -213,7 +217,7 @@ class ProjectKernel:
         tiles = mG.shape[0] * cute.ceil_div(conv_length, c.tile)
         if warp < c.warps and first_run * run < tiles:
             self.block(
-                *(mX, mNw, mNb, mW, mB, mTaps, mTb, mG, mX0, length, conv_length, run, eps, mma_new, mma_add),
+                *(mX, mNw, mNb, mW, mB, mTaps, mTb, mG, mX0, length, conv_length, run, eps, mma_new, mma_add, mma_second),
                 *(sX, sW, sAffine, full, empty, rows, landed, done, address, slab, first_run + rank, rank, warp),
             )
         else:
@@ -305,6 +309,7 @@ class ProjectKernel:
         eps: F32,
         mma_new: cute.TiledMma,
         mma_add: cute.TiledMma,
+        mma_second: cute.TiledMma,
         sX: cute.Tensor,
         sW: cute.Tensor,
         sAffine: cute.Tensor,
@@ -335,7 +340,7 @@ class ProjectKernel:
         self.convert_weights(mW, mB, mNw, mNb, cute.recast_ptr(sW.iterator), sAffine, rows, channel0, rank, warp, lane)
         if first < last:
             self.walk(
-                *(mX, mTaps, mTb, mG, mX0, length, conv_length, eps, mma_new, mma_add),
+                *(mX, mTaps, mTb, mG, mX0, length, conv_length, eps, mma_new, mma_add, mma_second),
                 *(sX, sW, sAffine, full, empty, rows, landed, done, address, channel0, b, t0, first, last, warp),
             )
         elif cutlass.const_expr(c.team > 1):
@@ -369,6 +374,7 @@ class ProjectKernel:
         eps: F32,
         mma_new: cute.TiledMma,
         mma_add: cute.TiledMma,
+        mma_second: cute.TiledMma,
         sX: cute.Tensor,
         sW: cute.Tensor,
         sAffine: cute.Tensor,
@@ -409,16 +415,21 @@ class ProjectKernel:
             start = self.tile_start(mX, next_b, next_t0, length)
             self.load_tile(x, start, next_t0, conv_length, warp, lane)
 
-        # This thread's two rows of the product: channels g and g + 8 of x0, or x1 and v of one channel.
+        # This thread's two rows of the product: channels g and g + 8 of x0, or both parts of one, or x1 and v of one.
         wg, thread = warp // 4, tidx % 128
         row = 16 * (warp % 4) + lane // 4
+        narrow = 8 * (warp % 4) + lane // 4  # where both rows belong to one channel
         row0, d0, d1 = I32(0), channel0 + row, channel0 + row + 8  # row0: the first row of the warpgroup's M tile
-        out0 = d0
+        affine0, out0 = row, d0
+        if cutlass.const_expr(c.parts == 2):
+            affine0, out0, d0, d1 = narrow, channel0 + narrow, channel0 + narrow, channel0 + narrow
         if wg > 0:
-            row0 = c.channels + 64 * (wg - 1)
-            out0 = channel0 + 32 * (wg - 1) + 8 * (warp % 4) + lane // 4
+            row0 = self.operand_rows - 2 * c.parts * c.channels + 64 * (wg - 1)
+            affine0 = c.channels + 64 * (wg - 1) + row
+            out0 = channel0 + 32 * (wg - 1) + narrow
             d0, d1 = c.width + out0, 2 * c.width + out0
-        active = wg > 0 or 16 * (warp % 4) < c.channels  # with 32 channels half of x0's M tile is of no use
+        # With 32 channels and one part half of x0's M tile is of no use.
+        active = wg > 0 or c.parts == 2 or 16 * (warp % 4) < c.channels
         taps, affine = cute.make_rmem_tensor((TAPS + 1, 2), F32), cute.make_rmem_tensor((2, 2), F32)
         taps.fill(0.0)
         affine.fill(0.0)
@@ -432,19 +443,18 @@ class ProjectKernel:
             self.receive(rows)
         if active:
             for i in cutlass.range_constexpr(2):
-                affine[0, i], affine[1, i] = sAffine[0, row0 + row + 8 * i], sAffine[1, row0 + row + 8 * i]
+                at = affine0 + 8 * i if cutlass.const_expr(c.parts == 1) else affine0 + (8 * i if wg > 0 else 0)
+                affine[0, i], affine[1, i] = sAffine[0, at], sAffine[1, at]
         # Were they used in the loop alone, every turn would wait there, and for its own loads: an operation before it.
         zero = length >> 31
         for values in (taps, affine):
             for i in cutlass.range_constexpr(cute.size(values)):
                 values[i] = (values[i].bitcast(I32) | zero).bitcast(F32)
 
-        mma_new.set(self.engine.accumulate, False)
-        mma_add.set(self.engine.accumulate, True)
+        mma = self.engine.mmas(mma_new, mma_add, mma_second)
         slice_ = self.engine.slice(mma_new, thread)
-        m_layout = cute.make_layout(((8, 8), *sW.shape[1:]), stride=sW.stride)
-        sA = cute.make_tensor(sW.iterator + cute.assume(row0 * K_TILE, divby=8 * K_TILE), m_layout)
-        fA = mma_new.make_fragment_A(slice_.partition_A(sA))  # (MMA, 1, K blocks, parts * K tiles)
+        sA = cute.make_tensor(sW.iterator + cute.assume(row0 * K_TILE, divby=8 * K_TILE), sW.layout)
+        fA = mma_new.make_fragment_A(slice_.partition_A(sA))  # (MMA, 1, K blocks, K tiles * parts)
         fB = mma_new.make_fragment_B(slice_.partition_B(sX))  # (MMA, 1, K blocks, buffers * parts * K tiles)
         acc, total = self.engine.accumulators(mma_new, address)
 
@@ -457,7 +467,7 @@ class ProjectKernel:
             for i in cutlass.range_constexpr(max(self.k_tiles, c.passes)):
                 # A token of the next tile under each piece of this product.
                 if cutlass.const_expr(i < self.k_tiles):
-                    self.engine.start((mma_new, mma_add), acc, total, fA, fB, buffer, done, i)
+                    self.engine.start(mma, acc, total, fA, fB, buffer, done, i)
                 if cutlass.const_expr(i == 0):
                     if next_use > 0 and more:
                         cute.arch.mbarrier_wait(empty + following, (next_use - 1) % 2)
@@ -467,7 +477,7 @@ class ProjectKernel:
                     self.make_token(x, i, operand, eps, warp, lane)
             if more:
                 self.complete(full + following, lane)
-            self.engine.finish((mma_new, mma_add), acc, total, fA, fB, buffer, done, tile - first)
+            self.engine.finish(mma, acc, total, fA, fB, buffer, done, tile - first)
             self.release(empty + buffer, tile + BUFFERS < last, lane)
             far_b, far_t0 = self.after(next_b, next_t0, conv_length)
             if tile + 2 < last:
@@ -657,9 +667,8 @@ class ProjectKernel:
                 at = first + 2 * i + (lane >> 4)
                 if cutlass.const_expr(even) or at < share:
                     self.store_operand(w[None, None, i], biases[i], sW, sAffine, row0 + at, lane)
-            if cutlass.const_expr(c.team > 1):
-                count = cutlass.min(share - first, 2 * c.rows_at_once)
-                self.send_rows(sW, sAffine, rows, row0 + first, count, rank, lane)
+        if cutlass.const_expr(c.team > 1):
+            self.send_rows(sW, sAffine, rows, row0, rank, warp, lane)
 
     @cute.jit
     def apply_norm(self, w, biases, mNw, mNb, lane):
@@ -678,9 +687,21 @@ class ProjectKernel:
 
     @cute.jit
     def store_operand(self, x, bias, sW, sAffine, row, lane):
+        c = self.config
         scale, inverse = numerics.scale_of(numerics.max_over(numerics.largest(x), LANES))
         x.store(x.load() * scale)
-        self.store_row(x, place(sW, row, lane), self.rows * K_TILE)
+        rounded = cute.make_rmem_tensor((4, self.pieces), self.dtype)
+        self.round_row(x, rounded)
+        high, low = row, I32(0)  # `low`: rows from a high part to its low part
+        if cutlass.const_expr(c.parts == 2):
+            high, low = row + c.channels, I32(2 * c.channels)
+            if row < c.channels:
+                high, low = 2 * row - (row & 7), I32(8)
+        start, low = place(sW, high, lane), cute.assume(low * K_TILE, divby=8 * K_TILE)
+        for i in cutlass.range_constexpr(self.pieces):
+            at = start + i % self.k_tiles * (self.operand_rows * K_TILE)
+            at = at + low if cutlass.const_expr(i >= self.k_tiles) else at
+            cute.autovec_copy(rounded[None, i], four(at))
         bias = numerics.sum_over(bias, LANES)
         if (lane & 15) == 0:
             sAffine[0, row], sAffine[1, row] = inverse * F32(1.0 / self.scale), bias
@@ -692,19 +713,29 @@ class ProjectKernel:
         cute.arch.cluster_arrive_relaxed()
 
     @cute.jit
-    def send_rows(self, sW, sAffine, rows, row, count, rank, lane):
-        """The rows that this warp has written, `count` from `row`, to the other blocks of the team."""
+    def send_rows(self, sW, sAffine, rows, row, rank, warp, lane):
+        """This block's share of the rows, from `row`, to the other blocks of the team, a piece a warp."""
         c = self.config
+        share = self.rows // c.team
         cute.arch.fence_proxy("async.shared", space="cta")
-        cute.arch.cluster_wait()  # their barriers are initialised
-        cute.arch.sync_warp()
-        if count > 0 and lane == 0:
+        self.sync()  # all are there
+        cute.arch.cluster_wait()  # the others' barriers are initialised
+        runs = ((row, share),)
+        if cutlass.const_expr(c.parts == 2):
+            first = cutlass.min(c.channels - row, share)  # of x0
+            first = cutlass.max(first, 0)
+            other = row + first + c.channels
+            runs = ((2 * row, 2 * first), (other, share - first), (other + 2 * c.channels, share - first))
+        if warp < self.k_tiles and lane == 0:
             for peer in cutlass.range(1, c.team, unroll=1):
                 to = (rank + peer) % c.team
-                for i in cutlass.range_constexpr(self.pieces):
-                    source = sW + cute.assume((i * self.rows + row) * K_TILE, divby=2 * K_TILE)
-                    cluster.copy_to_peer(source, rows, to, count * ROW_BYTES)
-                cluster.copy_to_peer(sAffine.iterator + cute.assume(2 * row, divby=4), rows, to, 8 * count)
+                for start, count in runs:
+                    if count > 0:
+                        source = sW + cute.assume((warp * self.operand_rows + start) * K_TILE, divby=8 * K_TILE)
+                        cluster.copy_to_peer(source, rows, to, count * ROW_BYTES)
+                if warp == 0:
+                    affine = sAffine.iterator + cute.assume(2 * row, divby=4)
+                    cluster.copy_to_peer(affine, rows, to, 8 * share)
 
     @cute.jit
     def source_row(self, row: I32, channel0: I32):
@@ -722,6 +753,11 @@ class ProjectKernel:
         q = lane % 4
         before = (lane & 28) | ((lane + 3) & 3)  # the lane with the four tokens before
         tail = cute.make_rmem_tensor((2, 2), F32)  # the two tokens before the next 16
+        if cutlass.const_expr(c.parts == 2):
+            if wg == 0:  # products with both parts of a channel
+                for j in cutlass.range_constexpr(self.columns // 8):
+                    for e in cutlass.range_constexpr(2):
+                        u[e, 0, j] += u[e, 1, j]
         for r in cutlass.range_constexpr(2):
             for j in cutlass.range_constexpr(self.columns // 8):
                 for e in cutlass.range_constexpr(2):
@@ -751,7 +787,8 @@ class ProjectKernel:
             for j in cutlass.range_constexpr(4):
                 out[j, 0] = out[j, 0] * select(wg == 0, F32(1.0), out[j, 1])
             store_if(16 * i < rest, out[None, 0], start + 16 * i)
-            store_if(wg == 0 and 16 * i < rest, out[None, 1], start + (8 * pitch + 16 * i))
+            if cutlass.const_expr(c.parts == 1):
+                store_if(wg == 0 and 16 * i < rest, out[None, 1], start + (8 * pitch + 16 * i))
 
 
 @cute.jit

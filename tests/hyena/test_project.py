@@ -84,12 +84,12 @@ def transposed(width, channels, tile, team, precision):
             (192, 64, 32, 2),
             (256, 64, 64, 2),
             (256, 64, 48, 2),
-            (256, 32, 32, 8),
+            (256, 32, 32, 4),
         ],
         "precision": ["high", "highest"],
         "arch": ARCHS,
     },
-    where=lambda *case: transposed(*case[:-1]).fits,
+    where=lambda *case: (case[1] == 32 or case[4] == "high") and transposed(*case[:-1]).fits,
 )
 def test_widths(width, channels, tile, team, precision, arch):
     kernel = transposed(width, channels, tile, team, precision)
@@ -166,7 +166,7 @@ def test_prepared():
         ("inner", 4096, NotImplementedError),
         ("channels", 48, ValueError),
         ("tile", 20, ValueError),
-        ("team", 16, ValueError),
+        ("team", 8, ValueError),
     ],
 )
 def test_what_is_not_supported(field, value, error):
@@ -198,9 +198,9 @@ def test_on_a_gpu(precision, channels, tile, team):
     batch, length, width = 3, 2053, 256
     inputs = hyena_inputs.stress(batch, length, width=width, inner=128)
     want, w = hyena.block(inputs, EPS), {name: t.cuda() for name, t in tensors(inputs).items()}
+    if channels == 64 and precision == "highest":
+        pytest.skip("two parts have 32 channels")
     kernel = kernel_for(precision, width, channels, tile, team=team)
-    if not kernel.fits:
-        pytest.skip("its operands don't fit in shared memory")
     made, again = (stages.project(w["hidden_states"], w, kernel, length, EPS, length, SHIFT) for _ in range(2))
     for name, limit in (("g", LIMITS[precision]), ("x0", LIMITS[precision]), ("k", 3e-6)):
         got = getattr(made, name)[..., :length]
