@@ -528,19 +528,14 @@ class Project(HyenaKernel):
         return 32 * self.warps
 
     @property
+    def norm_warps(self) -> int:
+        """Those that normalise the tokens."""
+        return 4
+
+    @property
     def side_warps(self) -> int:
-        """Those beside: a warpgroup for the filter, and one for the weights where there are registers for it."""
-        return 8 if self.channels == 32 else 4
-
-    @property
-    def units(self) -> int:
-        """Pairs of tokens of a tile; a warp normalises one at a time."""
-        return self.tile // 2
-
-    @property
-    def passes(self) -> int:
-        """Of a block's warps over its pairs of tokens."""
-        return -(-self.units // self.warps)
+        """Those of the filter."""
+        return 4
 
     @property
     def row_passes(self) -> int:

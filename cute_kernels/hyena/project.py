@@ -22,7 +22,7 @@ from cutlass.cute.runtime import make_fake_stream
 from cutlass.tensor_utils import LayoutEnum
 
 from cute_kernels.device import cluster
-from cute_kernels.device.copy import load, prefetch, store_if
+from cute_kernels.device.copy import prefetch, store_if
 from cute_kernels.device.math import select
 from cute_kernels.device.product import row_product
 from cute_kernels.hyena import numerics
@@ -38,6 +38,7 @@ HALO = 8  # columns for the two tokens before a tile: the last two of them
 LANES = 16  # threads that share a row of x or of in_proj
 TAPS = 3
 BUFFERS = Project.BUFFERS
+FEW_TILES = 2  # of a block: those who normalise them convert the weights behind them
 BARRIER = 1  # of the threads without those beside them; 2 is the filter's
 GROUP_BARRIER = 3  # of the first warpgroup, the next ones follow
 
@@ -49,7 +50,6 @@ class ProjectKernel:
         self.dtype = operand_type(c.dtype)
         self.k_tiles = c.width // K_TILE
         self.pieces = c.parts * self.k_tiles  # of an operand
-        self.halo_warp, self.halo_pass = c.units % c.warps, c.units // c.warps  # the unit after a tile's last
         self.rows = 3 * c.channels
         # Of a piece of in_proj's operand, those of both parts: x0's first, with two parts in turns of eight high and
         # eight low ones, then the high ones of x1 and v, then their low ones.
@@ -114,7 +114,6 @@ class ProjectKernel:
         class Storage:
             full: cute.struct.MemRange[cutlass.Int64, BUFFERS]
             rows: cute.struct.MemRange[cutlass.Int64, 1]
-            landed: cute.struct.MemRange[cutlass.Int64, 1]
             empty: cute.struct.MemRange[cutlass.Int64, BUFFERS]
             done: cute.struct.MemRange[cutlass.Int64, self.engine.barriers]
             address: cute.struct.MemRange[I32, self.engine.words]
@@ -134,7 +133,7 @@ class ProjectKernel:
             *(self.engine.tiled_mma(), self.engine.tiled_mma(), self.engine.tiled_mma(), x_layout),
         ).launch(
             grid=(cutlass.max(cute.round_up(runs, c.team) * c.slabs, cute.round_up(blocks, c.team)), 1, 1),
-            block=(c.threads + 32 * c.side_warps, 1, 1),
+            block=(32 * (c.warps + c.norm_warps + c.side_warps), 1, 1),
             cluster=(c.team, 1, 1),
             stream=stream,
         )
@@ -197,16 +196,15 @@ class ProjectKernel:
         sW = storage.sW.get_tensor(w_layout, swizzle=x_layout.inner)  # (64, 64, K tiles * parts)
         sAffine = storage.sAffine.get_tensor(cute.make_layout((2, self.rows)))  # each row's factor and bias
         full, empty = storage.full.data_ptr(), storage.empty.data_ptr()  # barriers of the buffers
-        rows, landed = storage.rows.data_ptr(), storage.landed.data_ptr()  # of others' rows, of the first tokens
+        rows = storage.rows.data_ptr()  # of others' rows
         done, address = storage.done.data_ptr(), storage.address.data_ptr()  # the product's
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         block = cute.arch.block_idx()[0]
         if cute.arch.thread_idx()[0] == 0:
             for i in cutlass.range_constexpr(BUFFERS):
-                cute.arch.mbarrier_init(full + i, c.warps)
+                cute.arch.mbarrier_init(full + i, c.norm_warps)
                 cute.arch.mbarrier_init(empty + i, c.warps)
             cute.arch.mbarrier_init(rows, 1)
-            cute.arch.mbarrier_init(landed, 1)
             cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(c.team > 1):
             cute.arch.cluster_arrive()  # who sends to other blocks waits for them
@@ -215,19 +213,26 @@ class ProjectKernel:
         rank, slab = block % c.team, block // c.team % c.slabs
         first_run = block // (c.team * c.slabs) * c.team
         tiles = mG.shape[0] * cute.ceil_div(conv_length, c.tile)
-        if warp < c.warps and first_run * run < tiles:
+        busy = first_run * run < tiles
+        first = (first_run + rank) * run
+        last = cutlass.min(first + run, tiles)
+        if warp < c.warps and busy:
             self.block(
-                *(mX, mNw, mNb, mW, mB, mTaps, mTb, mG, mX0, length, conv_length, run, eps, mma_new, mma_add, mma_second),
-                *(sX, sW, sAffine, full, empty, rows, landed, done, address, slab, first_run + rank, rank, warp),
+                *(mW, mB, mNw, mNb, mTaps, mTb, mG, mX0, conv_length, mma_new, mma_add, mma_second),
+                *(sX, sW, sAffine, full, empty, rows, done, address, slab, first, last, rank, warp),
             )
         else:
+            if warp >= c.warps and warp < c.warps + c.norm_warps and first < last:
+                tokens = cute.recast_ptr(sX.iterator)
+                norm_warp = warp - c.warps
+                self.make_tiles(mX, tokens, full, empty, length, conv_length, eps, slab, first, last, norm_warp)
             if cutlass.const_expr(c.team > 1):
                 cute.arch.cluster_wait()  # nobody may arrive and leave
             if beside != 0:
                 self.beside(
                     *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK),
                     *(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1),
-                    *(conv_length, norm_len, shift, storage.sFilter.data_ptr(), block, warp),
+                    *(conv_length, norm_len, shift, storage.sFilter.data_ptr(), block, warp, run),
                     cute.round_up(cute.ceil_div(tiles, run), c.team) * c.slabs,
                 )
 
@@ -262,28 +267,30 @@ class ProjectKernel:
         sFilter: cute.Pointer,
         block: I32,
         warp: I32,
+        run: I32,
         first_free: I32,  # the first block without tokens
     ):
-        """A warpgroup makes the filter. The weights are converted by another one, or where there is none by the warps
-        of blocks without tokens, or where these are few by the first, before the filter."""
+        """A warpgroup makes the filter. The weights are converted by the warps of blocks without tokens, where these
+        are many; or by those that normalise, when they have few tiles; or before the filter."""
         c = self.config
         blocks = cute.arch.grid_dim()[0]
         last = blocks - 1 - block  # the last have no tokens, where some have none
-        side = warp - c.warps
-        converts, unit, step = side >= c.side_warps - 4, last * 4 + warp % 4, blocks * 4
-        if cutlass.const_expr(c.side_warps == 4):
-            free = blocks - first_free
-            if 2 * free * c.warps >= self.weights.units:
-                converts, unit, step = side < 0, (block - first_free) * c.warps + warp, free * c.warps
+        side = warp - c.warps - c.norm_warps  # of those that make the filter
+        converts, unit, step = side >= 0, last * 4 + warp % 4, blocks * 4
+        if run <= FEW_TILES:
+            converts = side < 0 and side >= -c.norm_warps
+        free = blocks - first_free
+        if 2 * free * c.warps >= self.weights.units:
+            converts, unit, step = warp < c.warps, (block - first_free) * c.warps + warp, free * c.warps
         thread = cute.arch.thread_idx()[0] % 128  # the threads before are a multiple of these
-        if side >= 0 and side < 4:
+        if side >= 0:
             self.filter.bring_ahead(mF3, mFb3, mFf, mFbias, mDeltas, last, thread)
         if converts:
             for i in cutlass.range(unit, self.weights.units, step, unroll=1):
                 self.weights.work(
                     *(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1, i, cute.arch.lane_idx()),
                 )
-        if side >= 0 and side < 4:
+        if side >= 0:
             tasks = cute.arch.make_warp_uniform(self.filter.tasks(conv_length))  # the filter needs the registers
             for task in cutlass.range(last, tasks, blocks, unroll=1):
                 self.filter.work(
@@ -294,19 +301,15 @@ class ProjectKernel:
     @cute.jit
     def block(
         self,
-        mX: cute.Tensor,
-        mNw: cute.Tensor,
-        mNb: cute.Tensor,
         mW: cute.Tensor,
         mB: cute.Tensor,
+        mNw: cute.Tensor,
+        mNb: cute.Tensor,
         mTaps: cute.Tensor,
         mTb: cute.Tensor,
         mG: cute.Tensor,
         mX0: cute.Tensor,
-        length: I32,
         conv_length: I32,
-        run: I32,
-        eps: F32,
         mma_new: cute.TiledMma,
         mma_add: cute.TiledMma,
         mma_second: cute.TiledMma,
@@ -316,32 +319,24 @@ class ProjectKernel:
         full: cute.Pointer,
         empty: cute.Pointer,
         rows: cute.Pointer,
-        landed: cute.Pointer,
         done: cute.Pointer,
         address: cute.Pointer,
         slab: I32,
-        run_index: I32,
+        first: I32,  # tile
+        last: I32,  # tile, the one after
         rank: I32,  # in the cluster
         warp: I32,
     ):
+        """The rows of in_proj to operands, then the products of a block's tiles with them."""
         c = self.config
-        tidx = cute.arch.thread_idx()[0]
-        lane = tidx % 32
+        lane = cute.arch.lane_idx()
         channel0 = slab * c.channels
-        per_row = cute.ceil_div(conv_length, c.tile)  # tiles
-        first = run_index * run
-        last = cutlass.min(first + run, mG.shape[0] * per_row)
-        b, t0 = first // per_row, first % per_row * c.tile
-        tokens = cute.recast_ptr(sX.iterator, dtype=F32)
-        if warp == 0 and lane == 0 and first < last:
-            self.fetch_first(mX, tokens, landed, b, t0, length, conv_length)
         self.engine.begin(done, address)
-        self.bring_ahead(mX, length, conv_length, per_row, first, last, slab, warp, lane)
         self.convert_weights(mW, mB, mNw, mNb, cute.recast_ptr(sW.iterator), sAffine, rows, channel0, rank, warp, lane)
         if first < last:
             self.walk(
-                *(mX, mTaps, mTb, mG, mX0, length, conv_length, eps, mma_new, mma_add, mma_second),
-                *(sX, sW, sAffine, full, empty, rows, landed, done, address, channel0, b, t0, first, last, warp),
+                *(mTaps, mTb, mG, mX0, conv_length, mma_new, mma_add, mma_second),
+                *(sX, sW, sAffine, full, empty, rows, done, address, channel0, first, last, warp),
             )
         elif cutlass.const_expr(c.team > 1):
             self.receive(rows)
@@ -350,28 +345,84 @@ class ProjectKernel:
             cute.arch.cluster_wait()  # copies to other blocks read this one's memory
 
     @cute.jit
-    def bring_ahead(self, mX, length, conv_length, per_row, first, last, slab, warp, lane):
+    def position(self, tile, conv_length):
+        """A tile's batch row and its first token there."""
+        per_row = cute.ceil_div(conv_length, self.config.tile)
+        return tile // per_row, tile % per_row * self.config.tile
+
+    @cute.jit
+    def make_tiles(
+        self,
+        mX: cute.Tensor,
+        tokens: cute.Pointer,  # the buffers
+        full: cute.Pointer,
+        empty: cute.Pointer,
+        length: I32,
+        conv_length: I32,
+        eps: F32,
+        slab: I32,
+        first: I32,
+        last: I32,
+        warp: I32,  # of those that do this
+    ):
+        """LayerNorm: the operand of each tile of a block, 16 tokens at a time, four a warp."""
+        c = self.config
+        lane = cute.arch.lane_idx()
+        groups = c.tile // 16
+        b, t0 = self.position(first, conv_length)
+        x, ahead = (cute.make_rmem_tensor((4, self.k_tiles, 2), F32) for _ in range(2))
+        self.load_group(ahead, mX, b, t0, I32(0), length, conv_length, warp, lane)
+        self.bring_ahead(mX, length, conv_length, first, last, slab, warp, lane)
+        if warp == 0:
+            self.clear_halo(tokens, lane)
+        if warp == c.norm_warps - 1:  # it has the last two tokens of each tile
+            self.load_row(x[None, None, 0], self.row_of(mX, b, cutlass.max(t0 - 2 + (lane >> 4), 0), length, lane))
+            one = cute.make_tensor(x.iterator, cute.make_layout((4, self.k_tiles, 1)))
+            self.normalise(one, eps, lane)
+            self.store_row(one[None, None, 0], self.halo(tokens, lane))
+        size = self.pieces * self.columns * K_TILE  # of a buffer
+        for i in cutlass.range((last - first) * groups, unroll=1):
+            n, group = i // groups, i % groups
+            buffer = tokens + n % BUFFERS * size
+            x.store(ahead.load())
+            next_b, next_t0 = self.position(first + (i + 1) // groups, conv_length)
+            if i + 1 < (last - first) * groups:
+                self.load_group(ahead, mX, next_b, next_t0, (i + 1) % groups, length, conv_length, warp, lane)
+            self.normalise(x, eps, lane)
+            if group == 0 and n > 0:
+                if n >= BUFFERS:
+                    cute.arch.mbarrier_wait(empty + n % BUFFERS, (n // BUFFERS - 1) % 2)
+                if warp == c.norm_warps - 1:
+                    self.copy_halo(tokens + (n - 1) % BUFFERS * size, buffer, lane)
+            for j in cutlass.range_constexpr(2):
+                self.store_row(x[None, None, j], place(buffer, 16 * group + self.column(j, warp, lane), lane))
+            if group == groups - 1:
+                cute.arch.fence_proxy("async.shared", space="cta")
+                cute.arch.sync_warp()
+                if lane == 0:
+                    cute.arch.mbarrier_arrive(full + n % BUFFERS)
+
+    @cute.jit
+    def bring_ahead(self, mX, length, conv_length, first, last, slab, warp, lane):
         """A run's tokens after its first tile to L2, divided among the blocks that read them, a tile a warp."""
         c = self.config
         tokens = -(-c.tile // c.slabs)
-        for tile in cutlass.range(first + 1 + warp, last, c.warps, unroll=1):
-            t = tile % per_row * c.tile + slab * tokens
+        for tile in cutlass.range(first + 1 + warp, last, c.norm_warps, unroll=1):
+            b, t0 = self.position(tile, conv_length)
+            t = t0 + slab * tokens
             if t < conv_length and lane == 0:
-                row = (tile // per_row).to(I64) * length + t
+                row = b.to(I64) * length + t
                 size = cutlass.min(tokens, conv_length - t) * (4 * c.width)
                 prefetch(mX.iterator + row * c.width, size)
 
     @cute.jit
     def walk(
         self,
-        mX: cute.Tensor,
         mTaps: cute.Tensor,
         mTb: cute.Tensor,
         mG: cute.Tensor,
         mX0: cute.Tensor,
-        length: I32,
         conv_length: I32,
-        eps: F32,
         mma_new: cute.TiledMma,
         mma_add: cute.TiledMma,
         mma_second: cute.TiledMma,
@@ -381,40 +432,17 @@ class ProjectKernel:
         full: cute.Pointer,
         empty: cute.Pointer,
         rows: cute.Pointer,
-        landed: cute.Pointer,
         done: cute.Pointer,
         address: cute.Pointer,
         channel0: I32,
-        b: I32,
-        t0: I32,
         first: I32,
         last: I32,
         warp: I32,
     ):
-        """A block's tiles, one after the other, the operand of each made beside the product of the one before."""
+        """The products of a block's tiles, one after the other, and what becomes of them."""
         c = self.config
         tidx = cute.arch.thread_idx()[0]
         lane = tidx % 32
-        tokens = cute.recast_ptr(sX.iterator)
-        first_x = cute.make_rmem_tensor((4, self.k_tiles, self.halo_pass + 1), F32)
-        x = cute.make_tensor(first_x.iterator, cute.make_layout((4, self.k_tiles, c.passes)))  # of the next tile
-        cute.arch.mbarrier_wait(landed, 0)
-        self.load_tile(first_x, cute.recast_ptr(tokens, dtype=F32) + 2 * c.width, t0, conv_length, warp, lane)
-        self.sync()  # all have read what the operand overwrites
-        for i in cutlass.range_constexpr(self.halo_pass + 1):
-            self.normalise(first_x[None, None, i], eps, lane)
-        for i in cutlass.range_constexpr(c.passes):
-            self.store_token(x, i, tokens, warp, lane)
-        if warp == self.halo_warp:
-            self.store_row(first_x[None, None, self.halo_pass], self.halo(tokens, lane), self.columns * K_TILE)
-        self.complete(full, lane)
-        if warp == c.warps - 1:
-            self.clear_halo(tokens, lane)
-        next_b, next_t0 = self.after(b, t0, conv_length)
-        if first + 1 < last:
-            start = self.tile_start(mX, next_b, next_t0, length)
-            self.load_tile(x, start, next_t0, conv_length, warp, lane)
-
         # This thread's two rows of the product: channels g and g + 8 of x0, or both parts of one, or x1 and v of one.
         wg, thread = warp // 4, tidx % 128
         row = 16 * (warp % 4) + lane // 4
@@ -446,7 +474,7 @@ class ProjectKernel:
                 at = affine0 + 8 * i if cutlass.const_expr(c.parts == 1) else affine0 + (8 * i if wg > 0 else 0)
                 affine[0, i], affine[1, i] = sAffine[0, at], sAffine[1, at]
         # Were they used in the loop alone, every turn would wait there, and for its own loads: an operation before it.
-        zero = length >> 31
+        zero = conv_length >> 31
         for values in (taps, affine):
             for i in cutlass.range_constexpr(cute.size(values)):
                 values[i] = (values[i].bitcast(I32) | zero).bitcast(F32)
@@ -458,46 +486,19 @@ class ProjectKernel:
         fB = mma_new.make_fragment_B(slice_.partition_B(sX))  # (MMA, 1, K blocks, buffers * parts * K tiles)
         acc, total = self.engine.accumulators(mma_new, address)
 
-        size = self.pieces * self.columns * K_TILE  # of a buffer
         for tile in cutlass.range(first, last, unroll=1):
-            buffer, use = (tile - first) % BUFFERS, (tile - first) // BUFFERS
-            following, next_use = (tile + 1 - first) % BUFFERS, (tile + 1 - first) // BUFFERS
-            cute.arch.mbarrier_wait(full + buffer, use % 2)
-            more, operand = tile + 1 < last, tokens + following * size
-            for i in cutlass.range_constexpr(max(self.k_tiles, c.passes)):
-                # A token of the next tile under each piece of this product.
-                if cutlass.const_expr(i < self.k_tiles):
-                    self.engine.start(mma, acc, total, fA, fB, buffer, done, i)
-                if cutlass.const_expr(i == 0):
-                    if next_use > 0 and more:
-                        cute.arch.mbarrier_wait(empty + following, (next_use - 1) % 2)
-                    if warp == self.halo_warp and more:
-                        self.copy_halo(tokens + buffer * size, operand, lane)
-                if cutlass.const_expr(i < c.passes) and more:
-                    self.make_token(x, i, operand, eps, warp, lane)
-            if more:
-                self.complete(full + following, lane)
-            self.engine.finish(mma, acc, total, fA, fB, buffer, done, tile - first)
-            self.release(empty + buffer, tile + BUFFERS < last, lane)
-            far_b, far_t0 = self.after(next_b, next_t0, conv_length)
-            if tile + 2 < last:
-                start = self.tile_start(mX, far_b, far_t0, length)
-                self.load_tile(x, start, far_t0, conv_length, warp, lane)
+            n = tile - first
+            buffer = n % BUFFERS
+            cute.arch.mbarrier_wait(full + buffer, n // BUFFERS % 2)
+            for i in cutlass.range_constexpr(self.k_tiles):
+                self.engine.start(mma, acc, total, fA, fB, buffer, done, i)
+            self.engine.finish(mma, acc, total, fA, fB, buffer, done, n)
+            cute.arch.sync_warp()
+            if tile + BUFFERS < last and lane == 0:
+                cute.arch.mbarrier_arrive(empty + buffer)
             if active:
+                b, t0 = self.position(tile, conv_length)
                 self.finish(total, affine, taps, mG, mX0, wg, b, out0, t0, conv_length, lane)
-            b, t0, next_b, next_t0 = next_b, next_t0, far_b, far_t0
-
-    @cute.jit
-    def tile_start(self, mX, b, t0, length):
-        return mX.iterator + cute.assume((b.to(I64) * length + t0) * self.config.width, divby=64)
-
-    @cute.jit
-    def after(self, b: I32, t0: I32, conv_length: I32):
-        """The tile after one: batch row and first token."""
-        t0 += self.config.tile
-        if t0 >= conv_length:
-            b, t0 = b + 1, I32(0)
-        return b, t0
 
     @cute.jit
     def sync(self):
@@ -511,66 +512,59 @@ class ProjectKernel:
 
     @cute.jit
     def column(self, i: cutlass.Constexpr, warp, lane):
-        """This thread's row of a tile's operand in pass i, a column of the product; and if there is one."""
-        unit = warp + self.config.warps * i
-        return 2 * unit + (lane >> 4), unit < self.config.units
+        """The column of a product, in each 16, of this thread's row i of two."""
+        return 2 * (warp + self.config.norm_warps * i) + (lane >> 4)
 
     @cute.jit
-    def fetch_first(self, mX, tokens, landed, b, t0, length, conv_length):
-        """The first tile, and the two tokens before it, as they are, to where its operand will be."""
-        c = self.config
-        before = I32(2) if t0 > 0 else I32(0)
-        size = (cutlass.min(c.tile, conv_length - t0) + before) * (4 * c.width)
-        source = (b.to(I64) * length + (t0 - before)) * c.width
-        cute.arch.mbarrier_arrive_and_expect_tx(landed, size)
-        target = cute.assume((2 - before) * c.width, divby=4)
-        load(tokens + target, mX.iterator + cute.assume(source, divby=4), size, landed)
+    def row_of(self, mX, b, t, length, lane):
+        """This thread's first elements of a token."""
+        offset = (b.to(I64) * length + t) * self.config.width + (lane & 15) * 4
+        return mX.iterator + cute.assume(offset, divby=4)
 
     @cute.jit
-    def load_tile(self, x, start, t0, conv_length, warp, lane):
-        """The tokens of this thread in a tile, one in every pass, and in the unit after the last the two before them;
-        `start`: of the tile. Where there is none it is another one: nobody uses its column."""
-        c = self.config
-        last = cutlass.min(conv_length - t0, c.tile) - 1
-        for i in cutlass.range_constexpr(cute.size(x, mode=[2])):
-            n, _ = self.column(i, warp, lane)
-            t = token_of(n)
-            if cutlass.const_expr(i == self.halo_pass):
-                t = (lane >> 4) - 2 if warp == self.halo_warp else t
-            t = cutlass.max(cutlass.min(t, last), -t0)
-            self.load_row(x[None, None, i], start + cute.assume(t * c.width + (lane & 15) * 4, divby=4))
+    def load_group(self, x, mX, b, t0, group, length, conv_length, warp, lane):
+        """This thread's two of 16 tokens of a tile. Where there is none it is another one: nobody uses its column."""
+        last = conv_length - t0 - 1
+        for i in cutlass.range_constexpr(2):
+            t = cutlass.min(16 * group + token_of(self.column(i, warp, lane)), last)
+            self.load_row(x[None, None, i], self.row_of(mX, b, t0 + t, length, lane))
 
     @cute.jit
-    def normalise(self, row, eps, lane):
-        """(x - mean) / deviation, times the operands' scale, in place: (4, K tiles).
+    def normalise(self, x, eps, lane):
+        """(x - mean) / deviation, times the operands' scale, in place, of several rows: (4, K tiles, rows).
 
         Moments are taken about a number near the mean: any of the row loses 8 bits at the worst, which is enough for
         one part; for two it is the rounded mean. A constant row becomes zeros.
         """
-        d = self.config.width
+        share = F32(1.0 / self.config.width)
+        rows = [x[None, None, i] for i in range(cute.size(x, mode=[2]))]
         if cutlass.const_expr(self.config.parts == 1):
-            near = cute.arch.shuffle_sync(row[0], lane & 16)
+            near = [cute.arch.shuffle_sync(row[0], lane & 16) for row in rows]
         else:
-            near = numerics.sum_over(tree_sum(row), LANES) * F32(1.0 / d)
-        row.store(row.load() - near)
-        squares = [row[j] * row[j] for j in range(4)]
-        for j in cutlass.range_constexpr(4, cute.size(row)):
-            squares[j % 4] = cute.math.fma(row[j], row[j], squares[j % 4])
-        square = numerics.sum_over((squares[0] + squares[1]) + (squares[2] + squares[3]), LANES) * F32(1.0 / d)
-        rest = numerics.sum_over(tree_sum(row), LANES) * F32(1.0 / d)
-        variance = cute.arch.fmax(cute.math.fma(-rest, rest, square), F32(0.0))
-        factor = F32(self.scale) * numerics.inverse_root(variance + eps)
-        offset = -rest * factor
-        for j in cutlass.range_constexpr(cute.size(row)):
-            row[j] = cute.math.fma(row[j], factor, offset)
+            near = [total * share for total in sums_over([tree_sum(row) for row in rows], LANES)]
+        sums = []
+        for row, value in zip(rows, near, strict=True):
+            row.store(row.load() - value)
+            squares = [row[j] * row[j] for j in range(4)]
+            for j in cutlass.range_constexpr(4, cute.size(row)):
+                squares[j % 4] = cute.math.fma(row[j], row[j], squares[j % 4])
+            sums += [tree_sum(row), (squares[0] + squares[1]) + (squares[2] + squares[3])]
+        sums = [total * share for total in sums_over(sums, LANES)]
+        for i in cutlass.range_constexpr(len(rows)):
+            rest, square = sums[2 * i], sums[2 * i + 1]
+            variance = cute.arch.fmax(cute.math.fma(-rest, rest, square), F32(0.0))
+            factor = F32(self.scale) * numerics.inverse_root(variance + eps)
+            offset = -rest * factor
+            for j in cutlass.range_constexpr(cute.size(rows[i])):
+                rows[i][j] = cute.math.fma(rows[i][j], factor, offset)
 
     @cute.jit
-    def store_row(self, x, row, pitch: cutlass.Constexpr):
-        """Four neighbours of every 64 of a row, x (4, K tiles), into an operand whose pieces lie `pitch` apart; `row`:
-        where its first four go."""
+    def store_row(self, x, row):
+        """Four neighbours of every 64 of a row, x (4, K tiles), into a buffer; `row`: where its first four go."""
         rounded = cute.make_rmem_tensor((4, self.pieces), self.dtype)
         self.round_row(x, rounded)
-        self.put(rounded, row, pitch)
+        for i in cutlass.range_constexpr(self.pieces):
+            cute.autovec_copy(rounded[None, i], four(row + i * (self.columns * K_TILE)))
 
     @cute.jit
     def round_row(self, x, rounded):
@@ -580,40 +574,6 @@ class ProjectKernel:
         rounded_x.store(x.load().to(self.dtype))
         if cutlass.const_expr(self.config.parts == 2):
             halves[None, None, 1].store((x.load() - rounded_x.load().to(F32)).to(self.dtype))
-
-    @cute.jit
-    def put(self, rounded, row, pitch: cutlass.Constexpr):
-        for i in cutlass.range_constexpr(self.pieces):
-            cute.autovec_copy(rounded[None, i], four(row + i * pitch))
-
-    @cute.jit
-    def store_token(self, x, i: cutlass.Constexpr, buffer, warp, lane):
-        """The normalised token of pass i, if there is one, into a buffer."""
-        n, any_ = self.column(i, warp, lane)
-        if any_:
-            self.store_row(x[None, None, i], place(buffer, n, lane), self.columns * K_TILE)
-
-    @cute.jit
-    def make_token(self, x, i: cutlass.Constexpr, buffer, eps, warp, lane):
-        _, any_ = self.column(i, warp, lane)
-        if any_:
-            self.normalise(x[None, None, i], eps, lane)
-            self.store_token(x, i, buffer, warp, lane)
-
-    @cute.jit
-    def complete(self, full, lane):
-        """All that this warp stores into a buffer is there."""
-        cute.arch.fence_proxy("async.shared", space="cta")
-        cute.arch.sync_warp()
-        if lane == 0:
-            cute.arch.mbarrier_arrive(full)
-
-    @cute.jit
-    def release(self, empty, awaited, lane):
-        """Tells those who fill this buffer that the warp is done with it, if it will be filled again."""
-        cute.arch.sync_warp()  # other lanes have read the halo
-        if awaited and lane == 0:
-            cute.arch.mbarrier_arrive(empty)
 
     def halo(self, buffer, lane):
         """Where this thread's first four elements of one of the two tokens before a tile lie."""
@@ -746,6 +706,14 @@ class ProjectKernel:
         return channel0 + row if row < c.channels else other
 
     @cute.jit
+    def add_parts(self, u, wg):
+        """x0's rows are products with the high and the low part of one channel."""
+        if wg == 0:
+            for j in cutlass.range_constexpr(self.columns // 8):
+                for e in cutlass.range_constexpr(2):
+                    u[e, 0, j] = u[e, 0, j] + u[e, 1, j]
+
+    @cute.jit
     def finish(self, total, affine, taps, mG, mX0, wg, b, d, t0, conv_length, lane):
         """Bias, short convolution, gate, stores. A thread has four neighbouring tokens in each 16 columns."""
         c = self.config
@@ -754,10 +722,7 @@ class ProjectKernel:
         before = (lane & 28) | ((lane + 3) & 3)  # the lane with the four tokens before
         tail = cute.make_rmem_tensor((2, 2), F32)  # the two tokens before the next 16
         if cutlass.const_expr(c.parts == 2):
-            if wg == 0:  # products with both parts of a channel
-                for j in cutlass.range_constexpr(self.columns // 8):
-                    for e in cutlass.range_constexpr(2):
-                        u[e, 0, j] += u[e, 1, j]
+            self.add_parts(u, wg)
         for r in cutlass.range_constexpr(2):
             for j in cutlass.range_constexpr(self.columns // 8):
                 for e in cutlass.range_constexpr(2):
@@ -789,6 +754,14 @@ class ProjectKernel:
             store_if(16 * i < rest, out[None, 0], start + 16 * i)
             if cutlass.const_expr(c.parts == 1):
                 store_if(wg == 0 and 16 * i < rest, out[None, 1], start + (8 * pitch + 16 * i))
+
+
+def sums_over(values, lanes):
+    """The sums over groups of `lanes` neighbouring lanes of some values, in every lane, all at once."""
+    while lanes > 1:
+        lanes //= 2
+        values = [x + cute.arch.shuffle_sync_bfly(x, offset=lanes) for x in values]
+    return values
 
 
 @cute.jit
