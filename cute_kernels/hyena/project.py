@@ -194,7 +194,7 @@ class ProjectKernel:
             stride=((K_TILE, 8 * K_TILE), (1, 0), (0, (self.operand_rows * K_TILE, 2 * c.channels * K_TILE))),
         )
         sW = storage.sW.get_tensor(w_layout, swizzle=x_layout.inner)  # (64, 64, K tiles * parts)
-        sAffine = storage.sAffine.get_tensor(cute.make_layout((2, self.rows)))  # each row's factor and bias
+        sAffine = storage.sAffine.get_tensor(cute.make_layout((2, self.rows)))  # each row's factor and norm1's share of its bias
         full, empty = storage.full.data_ptr(), storage.empty.data_ptr()  # barriers of the buffers
         rows = storage.rows.data_ptr()  # of others' rows
         done, address = storage.done.data_ptr(), storage.address.data_ptr()  # the product's
@@ -332,10 +332,10 @@ class ProjectKernel:
         lane = cute.arch.lane_idx()
         channel0 = slab * c.channels
         self.engine.begin(done, address)
-        self.convert_weights(mW, mB, mNw, mNb, cute.recast_ptr(sW.iterator), sAffine, rows, channel0, rank, warp, lane)
+        self.convert_weights(mW, mNw, mNb, cute.recast_ptr(sW.iterator), sAffine, rows, channel0, rank, warp, lane)
         if first < last:
             self.walk(
-                *(mTaps, mTb, mG, mX0, conv_length, mma_new, mma_add, mma_second),
+                *(mB, mTaps, mTb, mG, mX0, conv_length, mma_new, mma_add, mma_second),
                 *(sX, sW, sAffine, full, empty, rows, done, address, channel0, first, last, warp),
             )
         elif cutlass.const_expr(c.team > 1):
@@ -418,6 +418,7 @@ class ProjectKernel:
     @cute.jit
     def walk(
         self,
+        mB: cute.Tensor,
         mTaps: cute.Tensor,
         mTb: cute.Tensor,
         mG: cute.Tensor,
@@ -465,6 +466,7 @@ class ProjectKernel:
             for i in cutlass.range_constexpr(TAPS):
                 taps[i, 0], taps[i, 1] = mTaps[d0, i], mTaps[d1, i]
             taps[TAPS, 0], taps[TAPS, 1] = mTb[d0], mTb[d1]
+            affine[1, 0], affine[1, 1] = mB[d0], mB[d1]
         cute.arch.fence_proxy("async.shared", space="cta")
         self.sync()
         if cutlass.const_expr(c.team > 1):
@@ -472,7 +474,7 @@ class ProjectKernel:
         if active:
             for i in cutlass.range_constexpr(2):
                 at = affine0 + 8 * i if cutlass.const_expr(c.parts == 1) else affine0 + (8 * i if wg > 0 else 0)
-                affine[0, i], affine[1, i] = sAffine[0, at], sAffine[1, at]
+                affine[0, i], affine[1, i] = sAffine[0, at], affine[1, i] + sAffine[1, at]
         # Were they used in the loop alone, every turn would wait there, and for its own loads: an operation before it.
         zero = conv_length >> 31
         for values in (taps, affine):
@@ -599,8 +601,8 @@ class ProjectKernel:
                 cute.autovec_copy(zero, four(row + j * (self.columns * K_TILE)))
 
     @cute.jit
-    def convert_weights(self, mW, mB, mNw, mNb, sW, sAffine, rows, channel0, rank, warp, lane):
-        """The slab's rows of in_proj, times norm1's weight, as operands; their scales; their biases with norm1's.
+    def convert_weights(self, mW, mNw, mNb, sW, sAffine, rows, channel0, rank, warp, lane):
+        """The slab's rows of in_proj, times norm1's weight, as operands; their scales; what norm1's bias adds to theirs.
 
         The blocks of a team convert a share each.
         """
@@ -621,7 +623,6 @@ class ProjectKernel:
                     source = self.source_row(row0 + at, channel0)
                     start = cute.assume(source * c.width + (lane & 15) * 4, divby=4)
                     self.load_row(w[None, None, i], mW.iterator + start)
-                    biases[i] = mB[source]
             self.apply_norm(w, biases, mNw, mNb, lane)
             for i in cutlass.range_constexpr(c.rows_at_once):
                 at = first + 2 * i + (lane >> 4)
@@ -632,15 +633,15 @@ class ProjectKernel:
 
     @cute.jit
     def apply_norm(self, w, biases, mNw, mNb, lane):
-        """norm1's weight into some rows of in_proj, w (4, K tiles, rows), and this thread's share of its bias into
-        theirs. Its elements come last: registers are for the rows that are on their way."""
+        """norm1's weight into some rows of in_proj, w (4, K tiles, rows), and this thread's share of what its bias
+        adds to theirs. Its elements come last: registers are for the rows that are on their way."""
         nw, nb = cute.make_rmem_tensor(4, F32), cute.make_rmem_tensor(4, F32)
         for k in cutlass.range_constexpr(self.k_tiles):
             for m, x in ((mNw, nw), (mNb, nb)):
                 cute.autovec_copy(four(m.iterator + K_TILE * k + cute.assume((lane & 15) * 4, divby=4)), x)
             for i in cutlass.range_constexpr(cute.size(biases)):
                 if cutlass.const_expr(k == 0):
-                    biases[i] = select((lane & 15) == 0, biases[i], F32(0.0))
+                    biases[i] = F32(0.0)
                 for j in cutlass.range_constexpr(4):
                     biases[i] = cute.math.fma(w[j, k, i], nb[j], biases[i])
                     w[j, k, i] = w[j, k, i] * nw[j]
