@@ -194,7 +194,7 @@ class ProjectKernel:
             stride=((K_TILE, 8 * K_TILE), (1, 0), (0, (self.operand_rows * K_TILE, 2 * c.channels * K_TILE))),
         )
         sW = storage.sW.get_tensor(w_layout, swizzle=x_layout.inner)  # (64, 64, K tiles * parts)
-        sAffine = storage.sAffine.get_tensor(cute.make_layout((2, self.rows)))  # each row's factor and norm1's share of its bias
+        sAffine = storage.sAffine.get_tensor(cute.make_layout((2, self.rows)))  # rows' factors, norm1's part of biases
         full, empty = storage.full.data_ptr(), storage.empty.data_ptr()  # barriers of the buffers
         rows = storage.rows.data_ptr()  # of others' rows
         done, address = storage.done.data_ptr(), storage.address.data_ptr()  # the product's
@@ -602,7 +602,8 @@ class ProjectKernel:
 
     @cute.jit
     def convert_weights(self, mW, mNw, mNb, sW, sAffine, rows, channel0, rank, warp, lane):
-        """The slab's rows of in_proj, times norm1's weight, as operands; their scales; what norm1's bias adds to theirs.
+        """The slab's rows of in_proj, times norm1's weight, as operands, their scales, and what norm1's bias
+        adds to theirs.
 
         The blocks of a team convert a share each.
         """
