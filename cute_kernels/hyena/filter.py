@@ -98,9 +98,10 @@ class FilterRole:
         weights = cute.make_rmem_tensor((8, STEPS, 2), F16)  # the operand (value, step, part)
         inverse = cute.make_rmem_tensor(2, F32)  # of its rows' scales and the activations'
         vectors = cute.make_rmem_tensor((2, 2), F32)  # (row, frequency and bias, or decay and bias)
-        self.positions(mZ, mW1, sZ, sW1, sTime, t0, length, norm_len, thread)
+        self.positions(mZ, mW1, sZ, sW1, sTime, t0, length, norm_len, pin(thread))
+        at = pin(row)
         for r in cutlass.range_constexpr(2):
-            inverse[r], vectors[r, 0], vectors[r, 1] = F32(0.0), mFreq[row + 8 * r], mB1[row + 8 * r]
+            inverse[r], vectors[r, 0], vectors[r, 1] = F32(0.0), mFreq[at + 8 * r], mB1[at + 8 * r]
         columns = cute.make_rmem_tensor((4, c.at_once), F32)
         reciprocal = U32(0xFFFFFFFF) // length.to(U32)
         for n in cutlass.range(self.items, unroll=1):

@@ -376,18 +376,20 @@ class ProjectKernel:
         if warp == 0:
             self.clear_halo(tokens, lane)
         if warp == c.norm_warps - 1:  # it has the last two tokens of each tile
-            self.load_row(x[None, None, 0], self.row_of(mX, b, cutlass.max(t0 - 2 + (lane >> 4), 0), length, lane))
-            one = cute.make_tensor(x.iterator, cute.make_layout((4, self.k_tiles, 1)))
-            self.normalise(one, eps, lane)
-            self.store_row(one[None, None, 0], self.halo(tokens, lane))
+            start = self.row_of(mX, b, cutlass.max(t0 - 2 + (lane >> 4), 0), length, lane)
+            for j in cutlass.range_constexpr(2):
+                self.load_row(x[None, None, j], start)
+            self.normalise(x, eps, lane)
+            self.store_row(x[None, None, 0], self.halo(tokens, lane))
         size = self.pieces * self.columns * K_TILE  # of a buffer
         for i in cutlass.range((last - first) * groups, unroll=1):
-            n, group = i // groups, i % groups
+            n, group, next_group = i // groups, i % groups, (i + 1) % groups
             buffer = tokens + n % BUFFERS * size
             x.store(ahead.load())
-            next_b, next_t0 = self.position(first + (i + 1) // groups, conv_length)
+            if next_group == 0:
+                b, t0 = self.after(b, t0, conv_length)
             if i + 1 < (last - first) * groups:
-                self.load_group(ahead, mX, next_b, next_t0, (i + 1) % groups, length, conv_length, warp, lane)
+                self.load_group(ahead, mX, b, t0, next_group, length, conv_length, warp, lane)
             self.normalise(x, eps, lane)
             if group == 0 and n > 0:
                 if n >= BUFFERS:
@@ -401,6 +403,14 @@ class ProjectKernel:
                 cute.arch.sync_warp()
                 if lane == 0:
                     cute.arch.mbarrier_arrive(full + n % BUFFERS)
+
+    @cute.jit
+    def after(self, b: I32, t0: I32, conv_length: I32):
+        """The tile after one: batch row and first token."""
+        t0 += self.config.tile
+        if t0 >= conv_length:
+            b, t0 = b + 1, I32(0)
+        return b, t0
 
     @cute.jit
     def bring_ahead(self, mX, length, conv_length, first, last, slab, warp, lane):
@@ -488,6 +498,7 @@ class ProjectKernel:
         fB = mma_new.make_fragment_B(slice_.partition_B(sX))  # (MMA, 1, K blocks, buffers * parts * K tiles)
         acc, total = self.engine.accumulators(mma_new, address)
 
+        b, t0 = self.position(first, conv_length)
         for tile in cutlass.range(first, last, unroll=1):
             n = tile - first
             buffer = n % BUFFERS
@@ -499,8 +510,8 @@ class ProjectKernel:
             if tile + BUFFERS < last and lane == 0:
                 cute.arch.mbarrier_arrive(empty + buffer)
             if active:
-                b, t0 = self.position(tile, conv_length)
                 self.finish(total, affine, taps, mG, mX0, wg, b, out0, t0, conv_length, lane)
+            b, t0 = self.after(b, t0, conv_length)
 
     @cute.jit
     def sync(self):
@@ -533,32 +544,35 @@ class ProjectKernel:
 
     @cute.jit
     def normalise(self, x, eps, lane):
-        """(x - mean) / deviation, times the operands' scale, in place, of several rows: (4, K tiles, rows).
+        """(x - mean) / deviation, times the operands' scale, in place, of two rows: (4, K tiles, 2).
 
         Moments are taken about a number near the mean: any of the row loses 8 bits at the worst, which is enough for
         one part; for two it is the rounded mean. A constant row becomes zeros.
         """
         share = F32(1.0 / self.config.width)
-        rows = [x[None, None, i] for i in range(cute.size(x, mode=[2]))]
+        rows = [x[None, None, i] for i in range(2)]
         if cutlass.const_expr(self.config.parts == 1):
             near = [cute.arch.shuffle_sync(row[0], lane & 16) for row in rows]
         else:
-            near = [total * share for total in sums_over([tree_sum(row) for row in rows], LANES)]
-        sums = []
+            mine = halved(tree_sum(rows[0]), tree_sum(rows[1]), 8, lane)
+            near = both(numerics.sum_over(mine, 8) * share, 8, lane)
+        rests, squares = [], []
         for row, value in zip(rows, near, strict=True):
             row.store(row.load() - value)
-            squares = [row[j] * row[j] for j in range(4)]
+            four_sums = [row[j] * row[j] for j in range(4)]
             for j in cutlass.range_constexpr(4, cute.size(row)):
-                squares[j % 4] = cute.math.fma(row[j], row[j], squares[j % 4])
-            sums += [tree_sum(row), (squares[0] + squares[1]) + (squares[2] + squares[3])]
-        sums = [total * share for total in sums_over(sums, LANES)]
-        for i in cutlass.range_constexpr(len(rows)):
-            rest, square = sums[2 * i], sums[2 * i + 1]
-            variance = cute.arch.fmax(cute.math.fma(-rest, rest, square), F32(0.0))
-            factor = F32(self.scale) * numerics.inverse_root(variance + eps)
-            offset = -rest * factor
-            for j in cutlass.range_constexpr(cute.size(rows[i])):
-                rows[i][j] = cute.math.fma(rows[i][j], factor, offset)
+                four_sums[j % 4] = cute.math.fma(row[j], row[j], four_sums[j % 4])
+            rests.append(tree_sum(row))
+            squares.append((four_sums[0] + four_sums[1]) + (four_sums[2] + four_sums[3]))
+        # Half of the lanes add up for one row, and half of those its squares.
+        mine = halved(halved(*rests, 8, lane), halved(*squares, 8, lane), 4, lane)
+        rest, square = both(numerics.sum_over(mine, 4) * share, 4, lane)
+        variance = cute.arch.fmax(cute.math.fma(-rest, rest, square), F32(0.0))
+        factor = F32(self.scale) * numerics.inverse_root(variance + eps)
+        factors, offsets = both(factor, 8, lane), both(-rest * factor, 8, lane)
+        for row, factor, offset in zip(rows, factors, offsets, strict=True):
+            for j in cutlass.range_constexpr(cute.size(row)):
+                row[j] = cute.math.fma(row[j], factor, offset)
 
     @cute.jit
     def store_row(self, x, row):
@@ -758,12 +772,16 @@ class ProjectKernel:
                 store_if(wg == 0 and 16 * i < rest, out[None, 1], start + (8 * pitch + 16 * i))
 
 
-def sums_over(values, lanes):
-    """The sums over groups of `lanes` neighbouring lanes of some values, in every lane, all at once."""
-    while lanes > 1:
-        lanes //= 2
-        values = [x + cute.arch.shuffle_sync_bfly(x, offset=lanes) for x in values]
-    return values
+def halved(a, b, bit, lane):
+    """Sums over pairs of lanes that differ in a bit: of a where the bit is 0, of b where it is 1."""
+    upper = (lane & bit) != 0
+    return select(upper, b, a) + cute.arch.shuffle_sync_bfly(select(upper, a, b), offset=bit)
+
+
+def both(x, bit, lane):
+    """x of the lane with the bit 0, and of that with 1, in both."""
+    upper, other = (lane & bit) != 0, cute.arch.shuffle_sync_bfly(x, offset=bit)
+    return select(upper, other, x), select(upper, x, other)
 
 
 @cute.jit
