@@ -370,17 +370,16 @@ class ProjectKernel:
         lane = cute.arch.lane_idx()
         groups = c.tile // 16
         b, t0 = self.position(first, conv_length)
-        x, ahead = (cute.make_rmem_tensor((4, self.k_tiles, 2), F32) for _ in range(2))
-        self.load_group(ahead, mX, b, t0, I32(0), length, conv_length, warp, lane)
+        x, ahead = (cute.make_rmem_tensor((4, 2 * self.k_tiles), F32) for _ in range(2))
+        column = 4 * warp + (lane >> 3)  # of every 16
+        self.load_token(ahead, mX, b, cutlass.min(t0 + token_of(column), conv_length - 1), length, lane)
         self.bring_ahead(mX, length, conv_length, first, last, slab, warp, lane)
         if warp == 0:
             self.clear_halo(tokens, lane)
-        if warp == c.norm_warps - 1:  # it has the last two tokens of each tile
-            start = self.row_of(mX, b, cutlass.max(t0 - 2 + (lane >> 4), 0), length, lane)
-            for j in cutlass.range_constexpr(2):
-                self.load_row(x[None, None, j], start)
+        if warp == c.norm_warps - 1:  # it has the last four tokens of each tile
+            self.load_token(x, mX, b, cutlass.max(t0 - 4 + (lane >> 3), 0), length, lane)
             self.normalise(x, eps, lane)
-            self.store_row(x[None, None, 0], self.halo(tokens, lane))
+            self.store_token(x, tokens, c.tile + 4 + (lane >> 3), lane)
         size = self.pieces * self.columns * K_TILE  # of a buffer
         for i in cutlass.range((last - first) * groups, unroll=1):
             n, group, next_group = i // groups, i % groups, (i + 1) % groups
@@ -389,15 +388,15 @@ class ProjectKernel:
             if next_group == 0:
                 b, t0 = self.after(b, t0, conv_length)
             if i + 1 < (last - first) * groups:
-                self.load_group(ahead, mX, b, t0, next_group, length, conv_length, warp, lane)
+                t = cutlass.min(t0 + 16 * next_group + token_of(column), conv_length - 1)  # or one that nobody uses
+                self.load_token(ahead, mX, b, t, length, lane)
             self.normalise(x, eps, lane)
             if group == 0 and n > 0:
                 if n >= BUFFERS:
                     cute.arch.mbarrier_wait(empty + n % BUFFERS, (n // BUFFERS - 1) % 2)
                 if warp == c.norm_warps - 1:
                     self.copy_halo(tokens + (n - 1) % BUFFERS * size, buffer, lane)
-            for j in cutlass.range_constexpr(2):
-                self.store_row(x[None, None, j], place(buffer, 16 * group + self.column(j, warp, lane), lane))
+            self.store_token(x, buffer, 16 * group + column, lane)
             if group == groups - 1:
                 cute.arch.fence_proxy("async.shared", space="cta")
                 cute.arch.sync_warp()
@@ -524,93 +523,81 @@ class ProjectKernel:
             cute.autovec_copy(four(start + K_TILE * i), x[None, i])
 
     @cute.jit
-    def column(self, i: cutlass.Constexpr, warp, lane):
-        """The column of a product, in each 16, of this thread's row i of two."""
-        return 2 * (warp + self.config.norm_warps * i) + (lane >> 4)
+    def load_token(self, x, mX, b, t, length, lane):
+        """A token's elements of this thread, x (4, 2 K tiles): four of every 32."""
+        offset = (b.to(I64) * length + t) * self.config.width
+        start = mX.iterator + cute.assume(offset, divby=64)
+        for i in cutlass.range_constexpr(2 * self.k_tiles):
+            cute.autovec_copy(four(start + (K_TILE * (i // 2) + self.element(i, lane))), x[None, i])
 
     @cute.jit
-    def row_of(self, mX, b, t, length, lane):
-        """This thread's first elements of a token."""
-        offset = (b.to(I64) * length + t) * self.config.width + (lane & 15) * 4
-        return mX.iterator + cute.assume(offset, divby=4)
-
-    @cute.jit
-    def load_group(self, x, mX, b, t0, group, length, conv_length, warp, lane):
-        """This thread's two of 16 tokens of a tile. Where there is none it is another one: nobody uses its column."""
-        last = conv_length - t0 - 1
-        for i in cutlass.range_constexpr(2):
-            t = cutlass.min(16 * group + token_of(self.column(i, warp, lane)), last)
-            self.load_row(x[None, None, i], self.row_of(mX, b, t0 + t, length, lane))
+    def element(self, i: cutlass.Constexpr, lane):
+        """The first of this thread's elements in vector i, in its 64: of neighbouring tokens one takes the lower 32
+        first, one the upper, so that stores meet no bank twice."""
+        return cute.assume(((lane & 15) * 4) ^ (32 * (i % 2)), divby=4)
 
     @cute.jit
     def normalise(self, x, eps, lane):
-        """(x - mean) / deviation, times the operands' scale, in place, of two rows: (4, K tiles, 2).
+        """(x - mean) / deviation, times the operands' scale, in place: (4, 2 K tiles).
 
-        Moments are taken about a number near the mean: any of the row loses 8 bits at the worst, which is enough for
-        one part; for two it is the rounded mean. A constant row becomes zeros.
+        Moments are taken about a number near the mean, the mean of one thread's elements: that loses 3 bits at the
+        worst. With one part 4 elements do, which lose 6. A constant row becomes zeros.
         """
-        share = F32(1.0 / self.config.width)
-        rows = [x[None, None, i] for i in range(2)]
-        if cutlass.const_expr(self.config.parts == 1):
-            near = [cute.arch.shuffle_sync(row[0], lane & 16) for row in rows]
-        else:
-            mine = halved(tree_sum(rows[0]), tree_sum(rows[1]), 8, lane)
-            near = both(numerics.sum_over(mine, 8) * share, 8, lane)
-        rests, squares = [], []
-        for row, value in zip(rows, near, strict=True):
-            row.store(row.load() - value)
-            four_sums = [row[j] * row[j] for j in range(4)]
-            for j in cutlass.range_constexpr(4, cute.size(row)):
-                four_sums[j % 4] = cute.math.fma(row[j], row[j], four_sums[j % 4])
-            rests.append(tree_sum(row))
-            squares.append((four_sums[0] + four_sums[1]) + (four_sums[2] + four_sums[3]))
-        # Half of the lanes add up for one row, and half of those its squares.
-        mine = halved(halved(*rests, 8, lane), halved(*squares, 8, lane), 4, lane)
-        rest, square = both(numerics.sum_over(mine, 4) * share, 4, lane)
+        d = self.config.width
+        some = cute.make_tensor(x.iterator, cute.make_layout(4 if self.config.parts == 1 else cute.size(x)))
+        near = cute.arch.shuffle_sync(tree_sum(some) * F32(1.0 / cute.size(some)), lane & 24)
+        x.store(x.load() - near)
+        squares = [x[j] * x[j] for j in range(4)]
+        for j in cutlass.range_constexpr(4, cute.size(x)):
+            squares[j % 4] = cute.math.fma(x[j], x[j], squares[j % 4])
+        sums = [tree_sum(x), (squares[0] + squares[1]) + (squares[2] + squares[3])]
+        for n in cutlass.range_constexpr(3):
+            sums = [value + cute.arch.shuffle_sync_bfly(value, offset=4 >> n) for value in sums]
+        rest, square = sums[0] * F32(1.0 / d), sums[1] * F32(1.0 / d)
         variance = cute.arch.fmax(cute.math.fma(-rest, rest, square), F32(0.0))
         factor = F32(self.scale) * numerics.inverse_root(variance + eps)
-        factors, offsets = both(factor, 8, lane), both(-rest * factor, 8, lane)
-        for row, factor, offset in zip(rows, factors, offsets, strict=True):
-            for j in cutlass.range_constexpr(cute.size(row)):
-                row[j] = cute.math.fma(row[j], factor, offset)
+        offset = -rest * factor
+        for j in cutlass.range_constexpr(cute.size(x)):
+            x[j] = cute.math.fma(x[j], factor, offset)
 
     @cute.jit
-    def store_row(self, x, row):
-        """Four neighbours of every 64 of a row, x (4, K tiles), into a buffer; `row`: where its first four go."""
-        rounded = cute.make_rmem_tensor((4, self.pieces), self.dtype)
-        self.round_row(x, rounded)
-        for i in cutlass.range_constexpr(self.pieces):
-            cute.autovec_copy(rounded[None, i], four(row + i * (self.columns * K_TILE)))
+    def store_token(self, x, buffer, row, lane):
+        """A token's elements of this thread into a row of a buffer."""
+        rounded = self.rounded(x)
+        for i in cutlass.range_constexpr(2 * self.k_tiles):
+            for part in cutlass.range_constexpr(self.config.parts):
+                piece = buffer + (part * self.k_tiles + i // 2) * (self.columns * K_TILE)
+                at = cute.assume(row * K_TILE + (self.element(i, lane) ^ (row & 7) * 8), divby=4)
+                cute.autovec_copy(rounded[None, i, part], four(piece + at))
 
-    @cute.jit
-    def round_row(self, x, rounded):
-        """x (4, K tiles) to the operands' type, and with two parts what is left of it: (4, pieces)."""
-        halves = cute.make_tensor(rounded.iterator, cute.make_layout((4, self.k_tiles, self.config.parts)))
-        rounded_x = halves[None, None, 0]
-        rounded_x.store(x.load().to(self.dtype))
+    def rounded(self, x):
+        """x (4, n) in the operands' type, and with two parts what is left of it: (4, n, parts)."""
+        parts = cute.make_rmem_tensor((*x.shape, self.config.parts), self.dtype)
+        parts[None, None, 0].store(x.load().to(self.dtype))
         if cutlass.const_expr(self.config.parts == 2):
-            halves[None, None, 1].store((x.load() - rounded_x.load().to(F32)).to(self.dtype))
-
-    def halo(self, buffer, lane):
-        """Where this thread's first four elements of one of the two tokens before a tile lie."""
-        return place(buffer, self.config.tile + HALO - 2 + (lane >> 4), lane)
+            parts[None, None, 1].store((x.load() - parts[None, None, 0].load().to(F32)).to(self.dtype))
+        return parts
 
     @cute.jit
     def copy_halo(self, buffer, following, lane):
-        """The last two tokens of a tile are those before the next one."""
-        source, target = place(buffer, self.config.tile - 2 + (lane >> 4), lane), self.halo(following, lane)
-        for j in cutlass.range_constexpr(self.pieces):
-            offset = j * (self.columns * K_TILE)
-            cute.autovec_copy(four(source + offset), four(target + offset))
+        """The last tokens of a tile are those before the next one. A thread copies what it has stored."""
+        c = self.config
+        source, target = c.tile - 4 + (lane >> 3), c.tile + 4 + (lane >> 3)
+        for i in cutlass.range_constexpr(2 * self.pieces):
+            piece, element = i // 2 * (self.columns * K_TILE), self.element(i, lane)
+            values = [
+                four(b + piece + cute.assume(row * K_TILE + (element ^ (row & 7) * 8), divby=4))
+                for b, row in ((buffer, source), (following, target))
+            ]
+            cute.autovec_copy(*values)
 
     @cute.jit
-    def clear_halo(self, sX, lane):
-        """The six columns before the two tokens, in every piece of every buffer."""
-        c = self.config
+    def clear_halo(self, tokens, lane):
+        """The four columns before the tokens before a tile, in every piece of every buffer."""
         zero = cute.make_rmem_tensor(4, self.dtype)
         zero.fill(0.0)
-        for i in cutlass.range_constexpr(HALO // 2 - 1):
-            row = place(sX, c.tile + 2 * i + (lane >> 4), lane)
+        for i in cutlass.range_constexpr(2):
+            row = place(tokens, self.config.tile + 2 * i + (lane >> 4), lane)
             for j in cutlass.range_constexpr(BUFFERS * self.pieces):
                 cute.autovec_copy(zero, four(row + j * (self.columns * K_TILE)))
 
@@ -666,18 +653,17 @@ class ProjectKernel:
         c = self.config
         scale, inverse = numerics.scale_of(numerics.max_over(numerics.largest(x), LANES))
         x.store(x.load() * scale)
-        rounded = cute.make_rmem_tensor((4, self.pieces), self.dtype)
-        self.round_row(x, rounded)
+        rounded = self.rounded(x)
         high, low = row, I32(0)  # `low`: rows from a high part to its low part
         if cutlass.const_expr(c.parts == 2):
             high, low = row + c.channels, I32(2 * c.channels)
             if row < c.channels:
                 high, low = 2 * row - (row & 7), I32(8)
         start, low = place(sW, high, lane), cute.assume(low * K_TILE, divby=8 * K_TILE)
-        for i in cutlass.range_constexpr(self.pieces):
-            at = start + i % self.k_tiles * (self.operand_rows * K_TILE)
-            at = at + low if cutlass.const_expr(i >= self.k_tiles) else at
-            cute.autovec_copy(rounded[None, i], four(at))
+        for i in cutlass.range_constexpr(self.k_tiles):
+            at = start + i * (self.operand_rows * K_TILE)
+            for part in cutlass.range_constexpr(c.parts):
+                cute.autovec_copy(rounded[None, i, part], four(at + low if part == 1 else at))
         bias = numerics.sum_over(bias, LANES)
         if (lane & 15) == 0:
             sAffine[0, row], sAffine[1, row] = inverse * F32(1.0 / self.scale), bias
@@ -770,18 +756,6 @@ class ProjectKernel:
             store_if(16 * i < rest, out[None, 0], start + 16 * i)
             if cutlass.const_expr(c.parts == 1):
                 store_if(wg == 0 and 16 * i < rest, out[None, 1], start + (8 * pitch + 16 * i))
-
-
-def halved(a, b, bit, lane):
-    """Sums over pairs of lanes that differ in a bit: of a where the bit is 0, of b where it is 1."""
-    upper = (lane & bit) != 0
-    return select(upper, b, a) + cute.arch.shuffle_sync_bfly(select(upper, a, b), offset=bit)
-
-
-def both(x, bit, lane):
-    """x of the lane with the bit 0, and of that with 1, in both."""
-    upper, other = (lane & bit) != 0, cute.arch.shuffle_sync_bfly(x, offset=bit)
-    return select(upper, other, x), select(upper, x, other)
 
 
 @cute.jit
