@@ -3,8 +3,8 @@
 Every warpgroup multiplies its own 64 rows of A with the ``columns`` rows of B that all share, both K-major in shared
 memory, in pieces of K, one 128-byte swizzle row each. ``parts`` is 1, or 2 where operands are high and low parts:
 then a sum over one piece, lo * hi + hi * lo + hi * hi, is added to fp32 registers, because the tensor core truncates.
-Then also the first warpgroup's A has 32 rows, both parts of each among its 64: hi * (lo + hi) and lo * (lo + hi) are
-rows of its result.
+A warpgroup's A may be ``joined`` then: 32 rows, both parts of each among its 64, and hi * (lo + hi) and lo * (lo + hi)
+are rows of its result.
 
 The result's registers are those of wgmma on both: with M = 64, tensor memory read as 16x256b has the same map.
 
@@ -34,31 +34,22 @@ class _Product:
         """This thread's warpgroup."""
         return cute.arch.make_warp_uniform(cute.arch.warp_idx()) // 4
 
-    def mmas(self, new, add, second):
-        """Of tiled MMAs: one that overwrites its accumulator, one that adds to it, and one that overwrites it in the
-        first warpgroup alone."""
-        new.set(self.accumulate, False)
-        add.set(self.accumulate, True)
-        second.set(self.accumulate, self.group() > 0)
-        return new, add, second
-
     @cute.jit
-    def _add_piece(self, mma, acc, fA, fB, k, buffer):
+    def _add_piece(self, mma, acc, fA, fB, k, buffer, joined: cutlass.Constexpr):
         """All products of the parts of piece k, of A and of the B in a buffer."""
         kt = self.k_tiles
-        new, add, second = mma
         if cutlass.const_expr(self.parts == 1):
-            self._issue(new if k == 0 else add, add, acc, fA, k, fB, buffer * kt + k)
+            self._issue(mma, acc, fA, k, fB, buffer * kt + k, k == 0)
         else:
-            if self.group() > 0:
-                self._issue(new, add, acc, fA, kt + k, fB, buffer * 2 * kt + k)
-            self._issue(second, add, acc, fA, k, fB, buffer * 2 * kt + kt + k)
-            self._issue(add, add, acc, fA, k, fB, buffer * 2 * kt + k)
+            if cutlass.const_expr(not joined):
+                self._issue(mma, acc, fA, kt + k, fB, buffer * 2 * kt + k, True)
+            self._issue(mma, acc, fA, k, fB, buffer * 2 * kt + kt + k, joined)
+            self._issue(mma, acc, fA, k, fB, buffer * 2 * kt + k, False)
 
     @cute.jit
-    def _issue(self, first, add, acc, fA, a, fB, b):
+    def _issue(self, mma, acc, fA, a, fB, b, fresh: cutlass.Constexpr):
         for kb in cutlass.range_constexpr(cute.size(fA, mode=[2])):
-            one = first if cutlass.const_expr(kb == 0) else add
+            one = mma[0] if cutlass.const_expr(fresh and kb == 0) else mma[1]
             cute.gemm(one, acc, fA[None, None, kb, a], fB[None, None, kb, b], acc)
 
 
@@ -88,7 +79,7 @@ class ProductSm90(_Product):
     @cute.jit
     def start(
         self,
-        mma,  # from `mmas`
+        mma,  # two tiled MMAs: the first overwrites its accumulator, the second adds to it
         acc,
         total,  # (mma, 1, 1) fp32
         fA,  # (mma, 1, k block, part and piece)
@@ -96,18 +87,19 @@ class ProductSm90(_Product):
         buffer: Int32,
         done: cute.Pointer,
         piece: cutlass.Constexpr,
+        joined: cutlass.Constexpr,
     ):
         """Starts a piece of a product. With two parts the sum of the piece before is awaited, and added."""
         if cutlass.const_expr(piece == 0 or self.parts == 2):
             warpgroup.fence()
-        self._add_piece(mma, acc[piece % self.parts], fA, fB, piece, buffer)
+        self._add_piece(mma, acc[piece % self.parts], fA, fB, piece, buffer, joined)
         warpgroup.commit_group()
         if cutlass.const_expr(self.parts == 2 and piece > 0):
             warpgroup.wait_group(1)
             self._add(acc, total, piece - 1)
 
     @cute.jit
-    def finish(self, mma, acc, total, fA, fB, buffer, done, n):
+    def finish(self, mma, acc, total, fA, fB, buffer, done, n, joined: cutlass.Constexpr):
         """Waits for the n-th product."""
         warpgroup.wait_group(0)
         if cutlass.const_expr(self.parts == 2):
@@ -172,7 +164,7 @@ class ProductSm100(_Product):
     @cute.jit
     def start(
         self,
-        mma,  # from `mmas`
+        mma,  # two tiled MMAs: the first overwrites its accumulator, the second adds to it
         acc,
         total,  # (mma, 1, 1) fp32
         fA,  # (mma, 1, k block, part and piece)
@@ -180,13 +172,14 @@ class ProductSm100(_Product):
         buffer: Int32,
         done: cute.Pointer,
         piece: cutlass.Constexpr,
+        joined: cutlass.Constexpr,
     ):
         """Starts a product, with its first piece: all of it or, with two parts, the first round."""
         if cutlass.const_expr(piece == 0):
-            self._start_round(mma, acc, fA, fB, 0, buffer, done)
+            self._start_round(mma, acc, fA, fB, 0, buffer, done, joined)
 
     @cute.jit
-    def finish(self, mma, acc, total, fA, fB, buffer, done, n):
+    def finish(self, mma, acc, total, fA, fB, buffer, done, n, joined: cutlass.Constexpr):
         """Waits for the n-th product, and makes its other rounds."""
         if cutlass.const_expr(self.parts == 1):
             cute.arch.mbarrier_wait(done + self.group(), n % 2)
@@ -196,14 +189,14 @@ class ProductSm100(_Product):
             part = cute.make_rmem_tensor_like(total)
             for i in cutlass.range_constexpr(self.rounds):
                 if cutlass.const_expr(i > 0):
-                    self._start_round(mma, acc, fA, fB, i, buffer, done)
+                    self._start_round(mma, acc, fA, fB, i, buffer, done, joined)
                 cute.arch.mbarrier_wait(done + self.group(), (n * self.rounds + i) % 2)
                 for j in cutlass.range(min(self.depth, self.k_tiles - i * self.depth), unroll=1):
                     tensor_memory.read(self._at(acc, j), part, self.columns)
                     total.store(total.load() + part.load())
 
     @cute.jit
-    def _start_round(self, mma, acc, fA, fB, i: cutlass.Constexpr, buffer, done):
+    def _start_round(self, mma, acc, fA, fB, i: cutlass.Constexpr, buffer, done, joined: cutlass.Constexpr):
         group = self.group()
         # The warpgroup's warps have read what these overwrite, and have seen the operands arrive.
         tensor_memory.fence_before()
@@ -213,7 +206,7 @@ class ProductSm100(_Product):
             first = 0 if cutlass.const_expr(self.parts == 1) else i * self.depth
             last = self.k_tiles if cutlass.const_expr(self.parts == 1) else min(self.k_tiles, first + self.depth)
             for k in cutlass.range_constexpr(first, last):
-                self._add_piece(mma, self._at(acc, (k - first) % self.depth), fA, fB, k, buffer)
+                self._add_piece(mma, self._at(acc, (k - first) % self.depth), fA, fB, k, buffer, joined)
             with cute.arch.elect_one():
                 tcgen05.commit(done + group)
 

@@ -103,7 +103,6 @@ class FilterRole:
         for r in cutlass.range_constexpr(2):
             inverse[r], vectors[r, 0], vectors[r, 1] = F32(0.0), mFreq[at + 8 * r], mB1[at + 8 * r]
         columns = cute.make_rmem_tensor((4, c.at_once), F32)
-        reciprocal = U32(0xFFFFFFFF) // length.to(U32)
         for n in cutlass.range(self.items, unroll=1):
             item = pin(n)  # addresses are made from it, in place of a register for each that goes along
             if item <= 3:
@@ -119,6 +118,7 @@ class FilterRole:
                     self.activate(columns, vectors, sNew, row, first, lane)
                 else:
                     channel = channel0 + ORDER * (item - 3) + row
+                    reciprocal = U32(0xFFFFFFFF) // pin(length).to(U32)
                     self.store(columns, vectors, mK, sTime, channel, t0, first, length, reciprocal, shift, lane)
             if item + 1 < self.items:
                 cute.arch.cp_async_wait_group(c.stages - 1)

@@ -24,6 +24,7 @@ from cutlass.tensor_utils import LayoutEnum
 from cute_kernels.device import cluster
 from cute_kernels.device.copy import prefetch, store_if
 from cute_kernels.device.math import select
+from cute_kernels.device.pin import pin
 from cute_kernels.device.product import row_product
 from cute_kernels.hyena import numerics
 from cute_kernels.hyena.config import Project
@@ -130,7 +131,7 @@ class ProjectKernel:
             *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK),
             *(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1),
             *(length, conv_length, run, beside, eps, norm_len, shift),
-            *(self.engine.tiled_mma(), self.engine.tiled_mma(), self.engine.tiled_mma(), x_layout),
+            *(self.engine.tiled_mma(), self.engine.tiled_mma(), x_layout),
         ).launch(
             grid=(cutlass.max(cute.round_up(runs, c.team) * c.slabs, cute.round_up(blocks, c.team)), 1, 1),
             block=(32 * (c.warps + c.norm_warps + c.side_warps), 1, 1),
@@ -181,7 +182,6 @@ class ProjectKernel:
         shift: F32,
         mma_new: cute.TiledMma,
         mma_add: cute.TiledMma,
-        mma_second: cute.TiledMma,
         x_layout: cute.ComposedLayout,
     ):
         # No launch_dependents: mix's blocks would pile up on the first SMs that get free.
@@ -209,17 +209,12 @@ class ProjectKernel:
         if cutlass.const_expr(c.team > 1):
             cute.arch.cluster_arrive()  # who sends to other blocks waits for them
         cute.arch.sync_threads()
-        # A cluster is `team` runs of one slab.
-        rank, slab = block % c.team, block // c.team % c.slabs
-        first_run = block // (c.team * c.slabs) * c.team
         tiles = mG.shape[0] * cute.ceil_div(conv_length, c.tile)
-        busy = first_run * run < tiles
-        first = (first_run + rank) * run
-        last = cutlass.min(first + run, tiles)
-        if warp < c.warps and busy:
+        rank, slab, first, last = self.share(block, run, tiles)
+        if warp < c.warps and first - rank * run < tiles:
             self.block(
-                *(mW, mB, mNw, mNb, mTaps, mTb, mG, mX0, conv_length, mma_new, mma_add, mma_second),
-                *(sX, sW, sAffine, full, empty, rows, done, address, slab, first, last, rank, warp),
+                *(mW, mB, mNw, mNb, mTaps, mTb, mG, mX0, conv_length, run, tiles, mma_new, mma_add),
+                *(sX, sW, sAffine, full, empty, rows, done, address, block, warp),
             )
         else:
             if warp >= c.warps and warp < c.warps + c.norm_warps and first < last:
@@ -235,6 +230,15 @@ class ProjectKernel:
                     *(conv_length, norm_len, shift, storage.sFilter.data_ptr(), block, warp, run),
                     cute.round_up(cute.ceil_div(tiles, run), c.team) * c.slabs,
                 )
+
+    @cute.jit
+    def share(self, block: I32, run: I32, tiles: I32):
+        """A block's rank in its cluster, which is `team` runs of one slab, its slab, and its first tile and the one
+        after its last."""
+        c = self.config
+        rank, cluster_, slab = block % c.team, block // c.team, block // c.team % c.slabs
+        first = (cluster_ // c.slabs * c.team + rank) * run
+        return rank, slab, first, cutlass.min(first + run, tiles)
 
     @cute.jit
     def beside(
@@ -310,9 +314,10 @@ class ProjectKernel:
         mG: cute.Tensor,
         mX0: cute.Tensor,
         conv_length: I32,
+        run: I32,
+        tiles: I32,
         mma_new: cute.TiledMma,
         mma_add: cute.TiledMma,
-        mma_second: cute.TiledMma,
         sX: cute.Tensor,
         sW: cute.Tensor,
         sAffine: cute.Tensor,
@@ -321,23 +326,30 @@ class ProjectKernel:
         rows: cute.Pointer,
         done: cute.Pointer,
         address: cute.Pointer,
-        slab: I32,
-        first: I32,  # tile
-        last: I32,  # tile, the one after
-        rank: I32,  # in the cluster
+        block: I32,
         warp: I32,
     ):
         """The rows of in_proj to operands, then the products of a block's tiles with them."""
         c = self.config
-        lane = cute.arch.lane_idx()
+        rank, slab, _, _ = self.share(block, run, tiles)
         channel0 = slab * c.channels
         self.engine.begin(done, address)
+        lane = cute.arch.lane_idx()
         self.convert_weights(mW, mNw, mNb, cute.recast_ptr(sW.iterator), sAffine, rows, channel0, rank, warp, lane)
+        # Made again, as the rows on their way need the registers.
+        _, slab, first, last = self.share(pin(block), run, tiles)
+        channel0 = slab * c.channels
+        if cutlass.const_expr(c.team == 1):
+            cute.arch.fence_proxy("async.shared", space="cta")
+            self.sync()  # all are there
         if first < last:
-            self.walk(
-                *(mB, mTaps, mTb, mG, mX0, conv_length, mma_new, mma_add, mma_second),
-                *(sX, sW, sAffine, full, empty, rows, done, address, channel0, first, last, warp),
-            )
+            mma_new.set(self.engine.accumulate, False)
+            mma_add.set(self.engine.accumulate, True)
+            rest = (mB, mTaps, mTb, conv_length, mma_new, mma_add, sX, sW, sAffine, full, empty, rows, done, address)
+            if warp < 4:
+                self.walk(True, mX0, *rest, channel0, first, last, warp)
+            else:
+                self.walk(False, mG, *rest, channel0, first, last, warp)
         elif cutlass.const_expr(c.team > 1):
             self.receive(rows)
         self.engine.end(address)
@@ -427,15 +439,14 @@ class ProjectKernel:
     @cute.jit
     def walk(
         self,
+        of_x0: cutlass.Constexpr,
+        mOut: cute.Tensor,  # (B, D, Lp) fp32: x0 or g
         mB: cute.Tensor,
         mTaps: cute.Tensor,
         mTb: cute.Tensor,
-        mG: cute.Tensor,
-        mX0: cute.Tensor,
         conv_length: I32,
         mma_new: cute.TiledMma,
         mma_add: cute.TiledMma,
-        mma_second: cute.TiledMma,
         sX: cute.Tensor,
         sW: cute.Tensor,
         sAffine: cute.Tensor,
@@ -449,53 +460,53 @@ class ProjectKernel:
         last: I32,
         warp: I32,
     ):
-        """The products of a block's tiles, one after the other, and what becomes of them."""
+        """A warpgroup's products of a block's tiles, one after the other, and what becomes of them."""
         c = self.config
         tidx = cute.arch.thread_idx()[0]
         lane = tidx % 32
-        # This thread's two rows of the product: channels g and g + 8 of x0, or both parts of one, or x1 and v of one.
-        wg, thread = warp // 4, tidx % 128
-        row = 16 * (warp % 4) + lane // 4
-        narrow = 8 * (warp % 4) + lane // 4  # where both rows belong to one channel
-        row0, d0, d1 = I32(0), channel0 + row, channel0 + row + 8  # row0: the first row of the warpgroup's M tile
-        affine0, out0 = row, d0
-        if cutlass.const_expr(c.parts == 2):
-            affine0, out0, d0, d1 = narrow, channel0 + narrow, channel0 + narrow, channel0 + narrow
-        if wg > 0:
-            row0 = self.operand_rows - 2 * c.parts * c.channels + 64 * (wg - 1)
-            affine0 = c.channels + 64 * (wg - 1) + row
-            out0 = channel0 + 32 * (wg - 1) + narrow
-            d0, d1 = c.width + out0, 2 * c.width + out0
+        # This thread's one or two rows of the product: of the slab (of sAffine), and of in_proj.
+        row, channel = 16 * (warp % 4) + lane // 4, 8 * (warp % 4) + lane // 4
+        joined = of_x0 and c.parts == 2  # both parts of a channel of x0, and not two channels
+        if cutlass.const_expr(of_x0):
+            slab_rows = (channel,) if joined else (row, row + 8)
+            channel = slab_rows[0]
+            proj_rows = [channel0 + r for r in slab_rows]
+            row0 = I32(0)  # the first row of the warpgroup's M tile
+        else:
+            group = warp // 4 - 1
+            slab_rows = (c.channels + 64 * group + row, c.channels + 64 * group + row + 8)
+            channel += 32 * group
+            proj_rows = [i * c.width + channel0 + channel for i in (1, 2)]
+            row0 = self.operand_rows - 2 * c.parts * c.channels + 64 * group
         # With 32 channels and one part half of x0's M tile is of no use.
-        active = wg > 0 or c.parts == 2 or 16 * (warp % 4) < c.channels
-        taps, affine = cute.make_rmem_tensor((TAPS + 1, 2), F32), cute.make_rmem_tensor((2, 2), F32)
+        active = True if cutlass.const_expr(joined or not of_x0) else 16 * (warp % 4) < c.channels
+        own = len(slab_rows)
+        taps, affine = cute.make_rmem_tensor((TAPS + 1, own), F32), cute.make_rmem_tensor((2, own), F32)
         taps.fill(0.0)
         affine.fill(0.0)
         if active:
-            for i in cutlass.range_constexpr(TAPS):
-                taps[i, 0], taps[i, 1] = mTaps[d0, i], mTaps[d1, i]
-            taps[TAPS, 0], taps[TAPS, 1] = mTb[d0], mTb[d1]
-            affine[1, 0], affine[1, 1] = mB[d0], mB[d1]
-        cute.arch.fence_proxy("async.shared", space="cta")
-        self.sync()
+            for r in cutlass.range_constexpr(own):
+                for i in cutlass.range_constexpr(TAPS):
+                    taps[i, r] = mTaps[proj_rows[r], i]
+                taps[TAPS, r], affine[1, r] = mTb[proj_rows[r]], mB[proj_rows[r]]
         if cutlass.const_expr(c.team > 1):
             self.receive(rows)
         if active:
-            for i in cutlass.range_constexpr(2):
-                at = affine0 + 8 * i if cutlass.const_expr(c.parts == 1) else affine0 + (8 * i if wg > 0 else 0)
-                affine[0, i], affine[1, i] = sAffine[0, at], affine[1, i] + sAffine[1, at]
+            for r in cutlass.range_constexpr(own):
+                affine[0, r] = sAffine[0, slab_rows[r]]
+                affine[1, r] = affine[1, r] + sAffine[1, slab_rows[r]]
         # Were they used in the loop alone, every turn would wait there, and for its own loads: an operation before it.
         zero = conv_length >> 31
         for values in (taps, affine):
             for i in cutlass.range_constexpr(cute.size(values)):
                 values[i] = (values[i].bitcast(I32) | zero).bitcast(F32)
 
-        mma = self.engine.mmas(mma_new, mma_add, mma_second)
-        slice_ = self.engine.slice(mma_new, thread)
+        slice_ = self.engine.slice(mma_new, tidx % 128)
         sA = cute.make_tensor(sW.iterator + cute.assume(row0 * K_TILE, divby=8 * K_TILE), sW.layout)
         fA = mma_new.make_fragment_A(slice_.partition_A(sA))  # (MMA, 1, K blocks, K tiles * parts)
         fB = mma_new.make_fragment_B(slice_.partition_B(sX))  # (MMA, 1, K blocks, buffers * parts * K tiles)
         acc, total = self.engine.accumulators(mma_new, address)
+        mma = (mma_new, mma_add)
 
         b, t0 = self.position(first, conv_length)
         for tile in cutlass.range(first, last, unroll=1):
@@ -503,13 +514,13 @@ class ProjectKernel:
             buffer = n % BUFFERS
             cute.arch.mbarrier_wait(full + buffer, n // BUFFERS % 2)
             for i in cutlass.range_constexpr(self.k_tiles):
-                self.engine.start(mma, acc, total, fA, fB, buffer, done, i)
-            self.engine.finish(mma, acc, total, fA, fB, buffer, done, n)
+                self.engine.start(mma, acc, total, fA, fB, buffer, done, i, joined)
+            self.engine.finish(mma, acc, total, fA, fB, buffer, done, n, joined)
             cute.arch.sync_warp()
             if tile + BUFFERS < last and lane == 0:
                 cute.arch.mbarrier_arrive(empty + buffer)
             if active:
-                self.finish(total, affine, taps, mG, mX0, wg, b, out0, t0, conv_length, lane)
+                self.finish(of_x0, total, affine, taps, mOut, b, channel0 + channel, t0, conv_length, lane)
             b, t0 = self.after(b, t0, conv_length)
 
     @cute.jit
@@ -708,39 +719,30 @@ class ProjectKernel:
         return channel0 + row if row < c.channels else other
 
     @cute.jit
-    def add_parts(self, u, wg):
-        """x0's rows are products with the high and the low part of one channel."""
-        if wg == 0:
-            for j in cutlass.range_constexpr(self.columns // 8):
-                for e in cutlass.range_constexpr(2):
-                    u[e, 0, j] = u[e, 0, j] + u[e, 1, j]
-
-    @cute.jit
-    def finish(self, total, affine, taps, mG, mX0, wg, b, d, t0, conv_length, lane):
+    def finish(self, of_x0: cutlass.Constexpr, total, affine, taps, mOut, b, d, t0, conv_length, lane):
         """Bias, short convolution, gate, stores. A thread has four neighbouring tokens in each 16 columns."""
         c = self.config
+        own = affine.shape[1]  # rows
         u = cute.make_tensor(total.iterator, cute.make_layout((2, 2, self.columns // 8)))  # (pair, row, columns / 8)
         q = lane % 4
         before = (lane & 28) | ((lane + 3) & 3)  # the lane with the four tokens before
-        tail = cute.make_rmem_tensor((2, 2), F32)  # the two tokens before the next 16
-        if cutlass.const_expr(c.parts == 2):
-            self.add_parts(u, wg)
-        for r in cutlass.range_constexpr(2):
+        tail = cute.make_rmem_tensor((2, own), F32)  # the two tokens before the next 16
+        for r in cutlass.range_constexpr(own):
             for j in cutlass.range_constexpr(self.columns // 8):
                 for e in cutlass.range_constexpr(2):
-                    u[e, r, j] = cute.math.fma(u[e, r, j], affine[0, r], affine[1, r])
+                    value = u[e, 0, j] + u[e, 1, j] if cutlass.const_expr(own == 1) else u[e, r, j]
+                    u[e, r, j] = cute.math.fma(value, affine[0, r], affine[1, r])
             for e in cutlass.range_constexpr(2):
                 tail[e, r] = u[e, r, c.tile // 8]
                 if t0 == 0:
                     tail[e, r] = F32(0.0)
-        out = cute.make_rmem_tensor((4, 2), F32)
+        out = cute.make_rmem_tensor((4, own), F32)
         past = cute.make_rmem_tensor(6, F32)
-        pitch = mG.shape[2]
-        start = mX0.iterator if wg == 0 else mG.iterator
-        start += cute.assume((b.to(I64) * c.width + d) * pitch + (t0 + 4 * q), divby=4)
+        pitch = mOut.shape[2]
+        start = mOut.iterator + cute.assume((b.to(I64) * c.width + d) * pitch + (t0 + 4 * q), divby=4)
         rest = conv_length - t0 - 4 * q
         for i in cutlass.range_constexpr(c.tile // 16):
-            for r in cutlass.range_constexpr(2):
+            for r in cutlass.range_constexpr(own):
                 for e in cutlass.range_constexpr(2):
                     last = u[e, r, 2 * i + 1]
                     past[e] = cute.arch.shuffle_sync(select(q == 3, tail[e, r], last), before)
@@ -751,11 +753,13 @@ class ProjectKernel:
                     for k in cutlass.range_constexpr(TAPS):
                         value = cute.math.fma(taps[k, r], past[j + k], value)
                     out[j, r] = value
-            for j in cutlass.range_constexpr(4):
-                out[j, 0] = out[j, 0] * select(wg == 0, F32(1.0), out[j, 1])
-            store_if(16 * i < rest, out[None, 0], start + 16 * i)
-            if cutlass.const_expr(c.parts == 1):
-                store_if(wg == 0 and 16 * i < rest, out[None, 1], start + (8 * pitch + 16 * i))
+            if cutlass.const_expr(of_x0):
+                for r in cutlass.range_constexpr(own):
+                    store_if(16 * i < rest, out[None, r], start + (8 * r * pitch + 16 * i))
+            else:
+                for j in cutlass.range_constexpr(4):
+                    out[j, 0] = out[j, 0] * out[j, 1]
+                store_if(16 * i < rest, out[None, 0], start + 16 * i)
 
 
 @cute.jit
