@@ -295,8 +295,9 @@ class ProjectKernel:
                     *(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1, i, cute.arch.lane_idx()),
                 )
         if side >= 0:
-            tasks = cute.arch.make_warp_uniform(self.filter.tasks(conv_length))  # the filter needs the registers
-            for task in cutlass.range(last, tasks, blocks, unroll=1):
+            tasks = self.filter.tasks(conv_length)
+            for left in cutlass.range((tasks + block) // blocks, 0, -1, unroll=1):  # one register, not two
+                task = left * blocks - 1 - block
                 self.filter.work(
                     *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK),
                     *(conv_length, norm_len, shift, sFilter, task, thread),
