@@ -217,6 +217,12 @@ class ProjectKernel:
                 *(sX, sW, sAffine, full, empty, rows, done, address, block, warp),
             )
         else:
+            first_free = cute.round_up(cute.ceil_div(tiles, run), c.team) * c.slabs  # the first block without tokens
+            if beside != 0:
+                converts, unit, step = self.conversion(block, warp, run, first_free)
+                if converts and cute.arch.lane_idx() == 0:
+                    for i in cutlass.range(unit, self.weights.units, step, unroll=1):
+                        self.weights.bring_ahead(mWo, mW1, mW2, i)
             if warp >= c.warps and warp < c.warps + c.norm_warps and first < last:
                 tokens = cute.recast_ptr(sX.iterator)
                 norm_warp = warp - c.warps
@@ -227,8 +233,7 @@ class ProjectKernel:
                 self.beside(
                     *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK),
                     *(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1),
-                    *(conv_length, norm_len, shift, storage.sFilter.data_ptr(), block, warp, run),
-                    cute.round_up(cute.ceil_div(tiles, run), c.team) * c.slabs,
+                    *(conv_length, norm_len, shift, storage.sFilter.data_ptr(), block, warp, run, first_free),
                 )
 
     @cute.jit
@@ -272,36 +277,43 @@ class ProjectKernel:
         block: I32,
         warp: I32,
         run: I32,
-        first_free: I32,  # the first block without tokens
+        first_free: I32,
     ):
-        """A warpgroup makes the filter. The weights are converted by the warps of blocks without tokens, where these
-        are many; or by those that normalise, when they have few tiles; or before the filter."""
+        """What a warp does for the filter, and then for the weights."""
         c = self.config
         blocks = cute.arch.grid_dim()[0]
-        last = blocks - 1 - block  # the last have no tokens, where some have none
-        side = warp - c.warps - c.norm_warps  # of those that make the filter
-        converts, unit, step = side >= 0, last * 4 + warp % 4, blocks * 4
-        if run <= FEW_TILES:
-            converts = side < 0 and side >= -c.norm_warps
-        free = blocks - first_free
-        if 2 * free * c.warps >= self.weights.units:
-            converts, unit, step = warp < c.warps, (block - first_free) * c.warps + warp, free * c.warps
         thread = cute.arch.thread_idx()[0] % 128  # the threads before are a multiple of these
-        if side >= 0:
-            self.filter.bring_ahead(mF3, mFb3, mFf, mFbias, mDeltas, last, thread)
+        if warp >= c.warps + c.norm_warps:
+            self.filter.bring_ahead(mF3, mFb3, mFf, mFbias, mDeltas, blocks - 1 - block, thread)
+            tasks = self.filter.tasks(conv_length)
+            for left in cutlass.range((tasks + block) // blocks, 0, -1, unroll=1):  # one register, not two
+                task = left * blocks - 1 - block  # the last blocks have no tokens, where some have none
+                self.filter.work(
+                    *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK),
+                    *(conv_length, norm_len, shift, sFilter, task, thread),
+                )
+        converts, unit, step = self.conversion(pin(block), warp, run, first_free)
         if converts:
             for i in cutlass.range(unit, self.weights.units, step, unroll=1):
                 self.weights.work(
                     *(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1, i, cute.arch.lane_idx()),
                 )
-        if side >= 0:
-            tasks = self.filter.tasks(conv_length)
-            for left in cutlass.range((tasks + block) // blocks, 0, -1, unroll=1):  # one register, not two
-                task = left * blocks - 1 - block
-                self.filter.work(
-                    *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK),
-                    *(conv_length, norm_len, shift, sFilter, task, thread),
-                )
+
+    @cute.jit
+    def conversion(self, block: I32, warp: I32, run: I32, first_free: I32):
+        """If a warp converts weights, its first unit of them, and the step to its next.
+
+        The blocks without tokens do it, where these are many; or the warps that normalise, when they have few tiles; or
+        those of the filter.
+        """
+        c = self.config
+        blocks = cute.arch.grid_dim()[0]
+        side, free = warp - c.warps, blocks - first_free
+        first = 0 if run <= FEW_TILES else c.norm_warps
+        converts, unit, step = side >= first and side < first + 4, (blocks - 1 - block) * 4 + warp % 4, blocks * 4
+        if 2 * free * c.warps >= self.weights.units:
+            converts, unit, step = side < 0, (block - first_free) * c.warps + warp, free * c.warps
+        return converts, unit, step
 
     @cute.jit
     def block(

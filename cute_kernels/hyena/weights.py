@@ -7,6 +7,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
+from cute_kernels.device.copy import prefetch
 from cute_kernels.hyena import numerics
 from cute_kernels.hyena.config import ConvertWeights
 from cute_kernels.runtime.kernel import compile_options
@@ -86,6 +87,19 @@ class WeightsRole:
                 norm = convert_row(mW1, mW1T, mS1, row - d, lane, LANES)
                 if lane % LANES == 0:
                     mNorm1[row - d] = norm
+
+    @cute.jit
+    def bring_ahead(self, mWo: cute.Tensor, mW1: cute.Tensor, mW2: cute.Tensor, unit: I32):
+        """One thread: starts to bring what `work` reads to the L2 cache."""
+        d, m = self.config.width, self.config.inner
+        if unit < d:
+            prefetch(mW2.iterator + unit * m, 4 * m)
+        else:
+            row = (unit - d) * self.rows
+            start = mWo.iterator + row * d
+            if row >= d:
+                start = mW1.iterator + (row - d) * d
+            prefetch(start, 4 * self.rows * d)
 
 
 class ConvertWeightsKernel:
