@@ -606,14 +606,15 @@ class ProjectKernel:
     def copy_halo(self, buffer, following, lane):
         """The last tokens of a tile are those before the next one. A thread copies what it has stored."""
         c = self.config
-        source, target = c.tile - 4 + (lane >> 3), c.tile + 4 + (lane >> 3)
-        for i in cutlass.range_constexpr(2 * self.pieces):
-            piece, element = i // 2 * (self.columns * K_TILE), self.element(i, lane)
-            values = [
-                four(b + piece + cute.assume(row * K_TILE + (element ^ (row & 7) * 8), divby=4))
-                for b, row in ((buffer, source), (following, target))
-            ]
-            cute.autovec_copy(*values)
+        values = cute.make_rmem_tensor((4, 2 * self.pieces), self.dtype)
+        for row, there in ((c.tile - 4 + (lane >> 3), buffer), (c.tile + 4 + (lane >> 3), following)):
+            for i in cutlass.range_constexpr(2 * self.pieces):  # all loads before the first store: they take long
+                at = cute.assume(row * K_TILE + (self.element(i, lane) ^ (row & 7) * 8), divby=4)
+                some = four(there + i // 2 * (self.columns * K_TILE) + at)
+                if cutlass.const_expr(there is buffer):
+                    cute.autovec_copy(some, values[None, i])
+                else:
+                    cute.autovec_copy(values[None, i], some)
 
     @cute.jit
     def clear_halo(self, tokens, lane):
