@@ -107,14 +107,15 @@ class FilterRole:
             item = pin(n)  # addresses are made from it, in place of a register for each that goes along
             if item <= 3:
                 self.sync()  # the positions are there, or the last layer's activations
-            sOld = sH[None, None, None, (item + 1) % 2 if item < 3 else 0]
-            sNew = sH[None, None, None, item % 2]
             for first in cutlass.range(0, c.tile, 8 * c.at_once, unroll=1):
                 if item == 0:
                     self.dot(columns, sW1, sZ, row, first, lane)
                 else:
+                    old = pin(item)
+                    sOld = sH[None, None, None, (old + 1) % 2 if old < 3 else 0]
                     self.product(columns, weights, inverse, sOld, first, lane)
                 if item < 3:
+                    sNew = sH[None, None, None, pin(item) % 2]  # made here, not kept in a register
                     self.activate(columns, vectors, sNew, row, first, lane)
                 else:
                     channel = channel0 + ORDER * (item - 3) + row

@@ -217,9 +217,8 @@ class ProjectKernel:
                 *(sX, sW, sAffine, full, empty, rows, done, address, block, warp),
             )
         else:
-            first_free = cute.round_up(cute.ceil_div(tiles, run), c.team) * c.slabs  # the first block without tokens
             if beside != 0:
-                converts, unit, step = self.conversion(block, warp, run, first_free)
+                converts, unit, step = self.conversion(block, warp, run, mG.shape[0], conv_length)
                 if converts and cute.arch.lane_idx() == 0:
                     for i in cutlass.range(unit, self.weights.units, step, unroll=1):
                         self.weights.bring_ahead(mWo, mW1, mW2, i)
@@ -233,7 +232,7 @@ class ProjectKernel:
                 self.beside(
                     *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK),
                     *(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1),
-                    *(conv_length, norm_len, shift, storage.sFilter.data_ptr(), block, warp, run, first_free),
+                    *(conv_length, norm_len, shift, storage.sFilter.data_ptr(), block, warp, run, mG.shape[0]),
                 )
 
     @cute.jit
@@ -277,7 +276,7 @@ class ProjectKernel:
         block: I32,
         warp: I32,
         run: I32,
-        first_free: I32,
+        batch: I32,
     ):
         """What a warp does for the filter, and then for the weights."""
         c = self.config
@@ -292,7 +291,7 @@ class ProjectKernel:
                     *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK),
                     *(conv_length, norm_len, shift, sFilter, task, thread),
                 )
-        converts, unit, step = self.conversion(pin(block), warp, run, first_free)
+        converts, unit, step = self.conversion(pin(block), warp, pin(run), batch, pin(conv_length))
         if converts:
             for i in cutlass.range(unit, self.weights.units, step, unroll=1):
                 self.weights.work(
@@ -300,7 +299,7 @@ class ProjectKernel:
                 )
 
     @cute.jit
-    def conversion(self, block: I32, warp: I32, run: I32, first_free: I32):
+    def conversion(self, block: I32, warp: I32, run: I32, batch: I32, conv_length: I32):
         """If a warp converts weights, its first unit of them, and the step to its next.
 
         The blocks without tokens do it, where these are many; or the warps that normalise, when they have few tiles; or
@@ -308,6 +307,8 @@ class ProjectKernel:
         """
         c = self.config
         blocks = cute.arch.grid_dim()[0]
+        tiles = batch * cute.ceil_div(conv_length, c.tile)
+        first_free = cute.round_up(cute.ceil_div(tiles, run), c.team) * c.slabs  # the first block without tokens
         side, free = warp - c.warps, blocks - first_free
         first = 0 if run <= FEW_TILES else c.norm_warps
         converts, unit, step = side >= first and side < first + 4, (blocks - 1 - block) * 4 + warp % 4, blocks * 4
@@ -350,7 +351,7 @@ class ProjectKernel:
         lane = cute.arch.lane_idx()
         self.convert_weights(mW, mNw, mNb, cute.recast_ptr(sW.iterator), sAffine, rows, channel0, rank, warp, lane)
         # Made again, as the rows on their way need the registers.
-        _, slab, first, last = self.share(pin(block), run, tiles)
+        _, slab, first, last = self.share(pin(block), run, mG.shape[0] * cute.ceil_div(pin(conv_length), c.tile))
         channel0 = slab * c.channels
         if cutlass.const_expr(c.team == 1):
             cute.arch.fence_proxy("async.shared", space="cta")
@@ -438,16 +439,25 @@ class ProjectKernel:
 
     @cute.jit
     def bring_ahead(self, mX, length, conv_length, first, last, slab, warp, lane):
-        """A run's tokens after its first tile to L2, divided among the blocks that read them, a tile a warp."""
+        """A run's tokens to L2, divided among the blocks that read them: the first tile by all warps, and then a tile
+        a warp."""
         c = self.config
         tokens = -(-c.tile // c.slabs)
-        for tile in cutlass.range(first + 1 + warp, last, c.norm_warps, unroll=1):
-            b, t0 = self.position(tile, conv_length)
-            t = t0 + slab * tokens
-            if t < conv_length and lane == 0:
-                row = b.to(I64) * length + t
-                size = cutlass.min(tokens, conv_length - t) * (4 * c.width)
-                prefetch(mX.iterator + row * c.width, size)
+        part = -(-tokens // c.norm_warps)
+        if lane == 0:
+            self.bring_tokens(mX, length, conv_length, first, slab * tokens + warp * part, part)
+            for tile in cutlass.range(first + 1 + warp, last, c.norm_warps, unroll=1):
+                self.bring_tokens(mX, length, conv_length, tile, slab * tokens, tokens)
+
+    @cute.jit
+    def bring_tokens(self, mX, length, conv_length, tile, offset, count):
+        b, t0 = self.position(tile, conv_length)
+        t = t0 + offset
+        if t < conv_length:
+            row = b.to(I64) * length + t
+            prefetch(
+                mX.iterator + row * self.config.width, cutlass.min(count, conv_length - t) * (4 * self.config.width)
+            )
 
     @cute.jit
     def walk(
