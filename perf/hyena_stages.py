@@ -240,6 +240,8 @@ def project_kernels(precision: str, batch: int, length: int) -> dict[str, Projec
     default = Project.for_shape(chosen, D, D_INNER, batch, length, sm_count, 5, "reshape", True, False)
     kernels = {"default": default}
     for channels, tile, team in PROJECT:
+        if channels == 64 and default.parts == 2:
+            continue
         kernel = dataclasses.replace(default, channels=channels, tile=tile, team=team)
         if kernel.fits and kernel.division(batch, length, sm_count)[0] <= 16:
             kernels[f"{channels} channels, tile {tile}, team {team}"] = kernel

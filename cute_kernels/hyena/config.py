@@ -488,10 +488,16 @@ class Project(HyenaKernel):
         if narrow and batch * -(-conv_length // 16) * (width // 32) <= sm_count:
             sizes = (16,)  # all tiles at once
         f = Filter.for_shape(width, emb_dim, layout, bias, stored_z, conv_length, sm_count)
-        fields = (precision.dtype, precision.parts, width, inner, channels)
-        kernels = [cls(*fields, t, emb_dim, layout, bias, stored_z, f.tile, f.split, team=2) for t in sizes]
+
+        def kernels(tiles: tuple[int, ...]) -> list[Project]:
+            fields = (precision.dtype, precision.parts, width, inner, channels)
+            rest = (emb_dim, layout, bias, stored_z)
+            return [cls(*fields, t, *rest, p, f.split, team=2) for t in tiles for p in (f.tile, 32)]
+
+        # 32 positions need less shared memory than 16.
+        fitting = [k for k in kernels(sizes) if k.fits] or kernels((16,))
         # A tile costs as much as 16 tokens beside its own.
-        return min(kernels, key=lambda k: k.division(batch, conv_length, sm_count)[0] * (k.tile + 16))
+        return min(fitting, key=lambda k: (k.division(batch, conv_length, sm_count)[0] * (k.tile + 16), -k.fits))
 
     @property
     def shared_bytes(self) -> int:
