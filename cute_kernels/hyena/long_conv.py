@@ -154,6 +154,9 @@ class LongConvKernel(TeamPasses):
                 for j in cutlass.range_constexpr(self.counts[0]):
                     x[0, j] = u[j]
             else:
+                # The first launch has ended long ago, so the next one, which waits for this, need not wait for what
+                # that made. Earlier it would only be in the way, and late it starts alone.
+                cute.arch.griddepcontrol_launch_dependents()
                 # On their way: u and pre_gate of this row, its post_gate.
                 cute.arch.cp_async_wait_group(1 if c.post_gate else 0)
                 for j in cutlass.range_constexpr(self.counts[0]):
