@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from cute_kernels.hyena.workspace import Constants
 from cute_kernels.runtime.kernel import Kernel
@@ -309,12 +309,28 @@ class Filter(HyenaKernel):
         return filter_.compile_filter(self, arch)
 
 
-class FewRows(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class FewRows:
     """A long convolution of few rows: a block has a team of threads for each row and for the filter."""
 
     points: int  # of a transform
     rows: int  # of a block
-    batch: int  # the largest for which this is faster
+
+    COUNT: ClassVar[int] = 8  # points of a thread
+
+    @property
+    def team(self) -> int:
+        return self.points // self.COUNT
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return (1 + self.rows) * self.team
+
+    @property
+    def at_once(self) -> int:
+        """Blocks of an SM, for which the registers of a thread are made to last."""
+        return min(8, 768 // self.threads)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,6 +351,7 @@ class LongConv(HyenaKernel):
     LARGE_POINTS: ClassVar[int] = 16384  # from here on they stay in shared memory, below in registers
     NODE_POINTS: ClassVar[int] = 16384  # the most that shared memory holds
     FEW_POINTS: ClassVar[int] = 1024  # the most for which few rows have a kernel of their own
+    EARLY_TOKENS: ClassVar[int] = 1024  # of all few rows: up to here the launch behind starts while this one runs
 
     @classmethod
     def of_length(cls, length: int, skip: bool, pre_gate: bool, post_gate: bool) -> LongConv:
@@ -393,11 +410,12 @@ class LongConv(HyenaKernel):
         if self.thirds or self.points > self.FEW_POINTS:
             return None
         points = max(self.points, 128)
-        return FewRows(points, 2 if points in (256, 512) else 1, 1 if points == 1024 else 4)
+        return FewRows(points, 2 if points in (256, 512) else 1)
 
     def rows(self, batch: int, width: int, sm_count: int) -> int:
         """Batch rows of one block: few blocks transform the filter seldom, many fill the device. 0: as `few` says."""
-        if self.few is not None and batch <= self.few.batch:
+        few = self.few
+        if few is not None and width * -(-batch // few.rows) <= sm_count * few.at_once:  # all of its blocks at once
             return 0
         return _rows(batch, -(-width // self.channels) * self.nodes, self.threads, sm_count)
 

@@ -17,17 +17,15 @@ from cute_kernels.hyena.config import LongConv
 from cute_kernels.hyena.long_conv_passes import TeamPasses
 
 F32, I64 = cutlass.Float32, cutlass.Int64
-COUNT = 8  # a thread's points
 
 
 class FewRowsConvKernel(TeamPasses):
     def __init__(self, config: LongConv):
         few = config.few
-        super().__init__(few.points, COUNT)
+        super().__init__(few.points, few.COUNT)
         self.config = config
         self.rows = few.rows  # of a block
-        self.team = few.points // COUNT
-        self.threads = (1 + self.rows) * self.team
+        self.team, self.threads = few.team, few.threads
         # A thread's values of a row, counted from its first. A length is more than half of its points.
         self.offsets = [i * self.team for i in range(self.count)]
         self.certain = self.count // 2 if few.points == config.points else 0
@@ -47,8 +45,8 @@ class FewRowsConvKernel(TeamPasses):
         grid = (mU.shape[1], cute.ceil_div(mU.shape[0], self.rows), 1)
         self.kernel(mU, mK, mSkip, mPre, mPost, mY).launch(
             grid=grid, block=(self.threads, 1, 1), stream=stream, use_pdl=True,
-            # at most 128 registers a thread; naming the carveout keeps the compiler from asking a driver for it
-            min_blocks_per_mp=512 // self.threads, preferred_smem_carveout=100,
+            # naming the carveout keeps the compiler from asking a driver for it
+            min_blocks_per_mp=self.config.few.at_once, preferred_smem_carveout=100,
         )  # fmt: skip
 
     @cute.kernel
@@ -75,7 +73,8 @@ class FewRowsConvKernel(TeamPasses):
         points = smem.allocate_tensor(F32, layout, byte_alignment=16)
         cute.arch.griddepcontrol_wait()
         # The first launch has ended: the next one, which waits for this, need not wait for what that made.
-        cute.arch.griddepcontrol_launch_dependents()
+        if mU.shape[0] * mU.shape[2] <= c.EARLY_TOKENS:
+            cute.arch.griddepcontrol_launch_dependents()
 
         x = cute.make_rmem_tensor((2, self.count), F32)
         g = cute.make_rmem_tensor((self.count,), F32)

@@ -47,9 +47,11 @@ def machine(request):
 @pytest.fixture(params=WAYS)
 def way(request, monkeypatch):
     """How rows are convolved, whatever the batch."""
-    few, batch = LongConv.few.fget, 1000 if request.param == "few rows" else 0
-    chosen = property(lambda kernel: None if few(kernel) is None else few(kernel)._replace(batch=batch))
-    monkeypatch.setattr(LongConv, "few", chosen)
+    if request.param == "many":
+        monkeypatch.setattr(LongConv, "few", None)
+    else:
+        rows = LongConv.rows
+        monkeypatch.setattr(LongConv, "rows", lambda kernel, *args: 0 if kernel.few else rows(kernel, *args))
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 16, 17, 63, 64, 65, 127, 129, 131, 200, 256, 300, 541, 997])
@@ -180,8 +182,9 @@ def test_points_of_a_length():
 def test_rows_of_a_block(points, batch, width):
     kernel = LongConv(points, False, False, False)
     rows = kernel.rows(batch, width, 132)
-    few = kernel.few is not None and batch <= kernel.few.batch
-    assert rows == 0 if few else 1 <= -(-batch // rows) <= 65535
+    blocks = -(-batch // (rows or kernel.few.rows))
+    assert 1 <= blocks <= 65535
+    assert rows or blocks * width <= 132 * kernel.few.at_once
 
 
 def torch_error(want, u, k, skip, pre, post):
