@@ -75,7 +75,7 @@ class FilterRole:
     ):
         c = self.config
         # What belongs to the task is made here, and not kept in registers from one to the next.
-        length, norm_len = pin(length), pin(norm_len)
+        norm_len = pin(norm_len)
         t0, channel0 = task // c.split * c.tile, task % c.split * c.channels
         sH = cute.make_tensor(  # activations (position, row of k, part, buffer)
             cute.recast_ptr(sFloats, dtype=F16),

@@ -285,8 +285,8 @@ class ProjectKernel:
         if warp >= c.warps + c.norm_warps:
             self.filter.bring_ahead(mF3, mFb3, mFf, mFbias, mDeltas, blocks - 1 - block, thread)
             tasks = self.filter.tasks(conv_length)
-            for left in cutlass.range((tasks + block) // blocks, 0, -1, unroll=1):  # one register, not two
-                task = left * blocks - 1 - block  # the last blocks have no tokens, where some have none
+            # The last blocks first: they have no tokens, where some have none.
+            for task in cutlass.range(blocks - 1 - block, tasks, blocks, unroll=1):
                 self.filter.work(
                     *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK),
                     *(conv_length, norm_len, shift, sFilter, task, thread),
