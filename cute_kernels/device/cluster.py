@@ -1,7 +1,8 @@
 """Copies between the shared memories of a cluster's blocks."""
 
 import cutlass
-from cutlass import Int32
+import cutlass.cute as cute
+from cutlass import Float32, Int32
 from cutlass._mlir.dialects import llvm, nvvm
 from cutlass.cute.typing import AddressSpace, Pointer
 from cutlass.cutlass_dsl import dsl_user_op
@@ -24,3 +25,29 @@ def copy_to_peer(pointer: Pointer, mbar: Pointer, peer: cutlass.Int32, num_bytes
     barrier = llvm.inttoptr(llvm.PointerType.get(AddressSpace.smem), barrier, loc=loc, ip=ip)
     size = Int32(num_bytes).ir_value(loc=loc, ip=ip)
     nvvm.cp_async_bulk_shared_cluster_shared_cta(target, source, barrier, size, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def peer_address(pointer: Pointer, peer: cutlass.Int32, *, loc=None, ip=None) -> Int32:
+    """Address of the same place of shared memory in block `peer` of the cluster."""
+    remote = llvm.PointerType.get(AddressSpace.dsmem)
+    source, peer = pointer.to_llvm_ptr(loc=loc, ip=ip), Int32(peer).ir_value(loc=loc, ip=ip)
+    return Int32(llvm.ptrtoint(Int32.mlir_type, nvvm.mapa(remote, source, peer, loc=loc, ip=ip), loc=loc, ip=ip))
+
+
+@cute.jit
+def store_to_peer(pointer: cute.Pointer, mbar: cute.Pointer, peer: Int32, x: Float32):
+    """Stores to the same place of shared memory in block `peer` of the cluster; completes 4 bytes on its ``mbar``."""
+    cute.arch.inline_ptx(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [{$r0}], {$r1}, [{$r2}];",
+        read_only_args=[peer_address(pointer, peer), x, peer_address(mbar, peer)],
+    )
+
+
+@cute.jit
+def store_pair_to_peer(pointer: cute.Pointer, mbar: cute.Pointer, peer: Int32, x: Float32, y: Float32):
+    """The same for two neighbours, 8-byte aligned."""
+    cute.arch.inline_ptx(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [{$r0}], {{$r1}, {$r2}}, [{$r3}];",
+        read_only_args=[peer_address(pointer, peer), x, y, peer_address(mbar, peer)],
+    )

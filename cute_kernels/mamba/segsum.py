@@ -352,14 +352,18 @@ def _launcher(
     kernel = _kernel(problem, max(b * c, 1), current.sm_count(device))
     function = current.function(kernel, device)
     dt_min, dt_max = dt_limit
+
+    def launch(dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states):
+        function(dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states, dt_min, dt_max)
+
     # The first kernel leaves its running sums, as pairs of fp32, to the second.
     like_sums = template((b, c, problem.num_heads, problem.chunk_size, 2), torch.float32, device)
 
-    def launch(dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states):
+    def launch_two(dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states):
         sums = torch.empty_like(like_sums)
         function(dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states, sums, dt_min, dt_max)
 
-    return launch
+    return launch if kernel.cluster > 1 else launch_two
 
 
 # --- without a call --------------------------------------------------------------------------------------------------

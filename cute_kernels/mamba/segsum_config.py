@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 from cute_kernels.runtime.kernel import Kernel
 
 MAX_GROUPS_IN_TASK = 8
+PIECE = 64  # columns of one product
+BLOCK = 16  # neighbouring columns whose elements of L and M go through the same row, whatever the tiles: the last
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class SegsumConfig:
     tile_j: int
     head_tile: int
     threads: int
+    cluster: int = 1  # blocks that share the scan; 1: a launch before makes it
 
     @classmethod
     def for_shape(
@@ -61,6 +64,7 @@ class SegsumKernel(Kernel):
     tile_j: int
     head_tile: int
     threads: int
+    cluster: int
 
     def compile(self, arch: str) -> Any:
         from cute_kernels.mamba.segsum_kernel import compile_segsum

@@ -12,8 +12,6 @@ An element of L is 2^(sum_i - sum_j). Away from the diagonal it is a product of 
 j and i, so that rows and columns cost an exponential and an element one multiplication; near the diagonal it is not.
 """
 
-import math
-
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -24,39 +22,27 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
 from cute_kernels.device.copy import prefetch_evict_last, store_evict_first
-from cute_kernels.device.engine import mma_engine, ring_state
+from cute_kernels.device.engine import ring_state
 from cute_kernels.device.math import select
-from cute_kernels.mamba.segsum_config import SegsumKernel, k_tile
-from cute_kernels.mamba.segsum_scan import decay, difference, scan_heads, sums_layout
+from cute_kernels.mamba.segsum_cluster import SegsumCluster
+from cute_kernels.mamba.segsum_config import BLOCK, SegsumKernel
+from cute_kernels.mamba.segsum_scan import Steps, decay, difference, scan_lanes, steps_layout, write_states
+from cute_kernels.mamba.segsum_tile import VECTOR, Tile, aligned_size
 from cute_kernels.runtime.kernel import compile_options
 
-VECTOR = 8  # elements of a 16-byte store
 SCAN_THREADS = 256
 PREFETCHED_BYTES = 24 << 20  # less than half of an H200's L2 cache
 AT_ONCE = 512  # blocks that start together: they load what they need as early as a prefetch would
-BLOCK = 16  # columns whose elements of M go through the same row, whatever the tiles: the last of these columns
 
 
-def aligned_size(layout):
-    """Floats of shared memory for a layout, so that the next one starts at 16 bytes."""
-    return -(-cute.cosize(layout) // 4) * 4
-
-
-class Segsum:
+class Segsum(Tile):
     """``__call__`` is the host function that gets compiled, ``scan_kernel`` and ``kernel`` the device code."""
 
     def __init__(self, key: SegsumKernel, arch: str):
-        self.key = key
-        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[key.dtype]
+        super().__init__(key, arch)
         Q, H, G = key.chunk_size, key.num_heads, key.n_groups
-        self.heads_per_group = H // G
-        self.group_tile = key.head_tile // self.heads_per_group  # groups of one task
-        self.kt = k_tile(key.d_state)
-        stages = 1 if self.group_tile == 1 else 2
-        self.engine = mma_engine(arch, (key.tile_j, key.tile_i, self.kt), key.d_state // self.kt, self.dtype, stages)
-        self.grid_i, self.grid_j, self.grid_h = Q // key.tile_i, Q // key.tile_j, H // key.head_tile
-        self.tasks = self.grid_i * self.grid_j * self.grid_h  # of one chunk
         self.scan_tile = max(d for d in range(1, 5) if H % d == 0)
+        self.steps = Steps(Q, self.scan_tile, SCAN_THREADS)
         # chunks whose B and C the first kernel has brought to L2: those after them would drive out the first
         prefetched = PREFETCHED_BYTES // (2 * Q * G * key.d_state * self.dtype.width // 8)
         self.prefetched = range(AT_ONCE // self.tasks, prefetched)
@@ -86,13 +72,7 @@ class Segsum:
     ):
         key, engine = self.key, self.engine
         b_layout, c_layout = engine.smem_layouts()
-        g2s = cpasync.CopyBulkTensorTileG2SOp()
-        gB, gC = (  # (Q, N, G, c, b): a piece is (rows, kt) of one group and chunk
-            cute.make_tensor(m.iterator, cute.select(m.layout, mode=[2, 4, 3, 1, 0])) for m in (mB, mC)
-        )
-        piece = (None, None, 0)
-        atom_b, tma_b = cpasync.make_tiled_tma_atom(g2s, gB, cute.slice_(b_layout, piece), (key.tile_j, self.kt))
-        atom_c, tma_c = cpasync.make_tiled_tma_atom(g2s, gC, cute.slice_(c_layout, piece), (key.tile_i, self.kt))
+        atom_b, tma_b, atom_c, tma_c = self.operand_copies(mB, mC, b_layout, c_layout)
         g_size = self.group_tile * key.tile_i * (key.tile_j + 4)
         # the only tile of C is dead once it is multiplied: the product takes its place; and the sums that of B's tiles
         self.g_over_c = self.group_tile == 1 and 4 * g_size <= key.tile_i * key.d_state * 2
@@ -155,20 +135,22 @@ class Segsum:
         n_chunks = mdt.shape[1]
         b = chunk // n_chunks
         c = chunk - b * n_chunks
-        work = memory.SmemAllocator().allocate_tensor(Float32, sums_layout(Q, heads), byte_alignment=16)
+        gdt, gA_log = cute.domain_offset((0, h0), mdt[b, c, None, None]), cute.domain_offset((h0,), mA_log)
+        gbias = None if cutlass.const_expr(mbias is None) else cute.domain_offset((h0,), mbias)
+        dt = self.steps.load(gdt, Int32(Q), 0)
+        A_log, bias = self.steps.rate(gA_log, gbias)
+        sSteps = memory.SmemAllocator().allocate_tensor(Float32, steps_layout(Q, heads), byte_alignment=16)
+        self.steps.make(dt, A_log, bias, gdt, sSteps, Int32(Q), dt_min, dt_max)
+        cute.arch.sync_threads()
         sums = cute.domain_offset((0, 0, h0), self.workspace(msums, chunk))
-        # the fixed inner stride lets a lane store its rows in vectors
-        states = cute.make_layout((Q, H), stride=(1, cute.assume(Int64(n_chunks) * Q, divby=Q)))
-        offset = cute.assume((Int64(b) * H * n_chunks + c) * Q, divby=Q)
-        gA_cumsum, gstates = (
-            cute.domain_offset((0, h0), cute.make_tensor(m.iterator + offset, states)) for m in (mA_cumsum, mstates)
-        )
-        scan_heads(
-            cute.domain_offset((0, h0), mdt[b, c, None, None]),
-            cute.domain_offset((h0,), mA_log),
-            None if cutlass.const_expr(mbias is None) else cute.domain_offset((h0,), mbias),
-            work, sums, gA_cumsum, gstates, dt_min, dt_max, heads, SCAN_THREADS,
-        )  # fmt: skip
+        gA_cumsum, gstates = self.sums_of_chunk(mA_cumsum, mstates, b, c, h0)
+        values, lane = Q // 32, cute.arch.lane_idx()
+        for h in cutlass.range(cute.arch.make_warp_uniform(cute.arch.warp_idx()), heads, SCAN_THREADS // 32, unroll=1):
+            steps = cute.make_rmem_tensor(values, Float32)
+            cute.autovec_copy(cute.flat_divide(sSteps[None, h], (values,))[None, lane], steps)
+            pairs, total = scan_lanes(steps)
+            cute.autovec_copy(pairs, cute.flat_divide(sums[None, None, h], (2, values))[None, None, 0, lane])
+            write_states(pairs, total, gA_cumsum[None, h], gstates[None, h])
         if (chunk >= self.prefetched.start) & (chunk < self.prefetched.stop):
             gB, gC = mB[b, c, None, None, None], mC[b, c, None, None, None]
             self.prefetch_operands(gB, gC, bidx - chunk * (H // heads))
@@ -198,7 +180,7 @@ class Segsum:
     def sums_layouts(self):
         """A block's sums in shared memory: of its rows (hi | lo, head, row), decays to them from blocks of columns
         (head, row, block), sums of its columns (hi | lo, head, column) and of its part of L (hi | lo, Q, head); and L's
-        vectors on the diagonal (4 words, row, head)."""
+        vectors on the diagonal (4 words, vector of the block, row, head)."""
         key, heads = self.key, self.key.head_tile
         row_pitch, pitch = 2 * key.tile_i + 4, 2 * key.tile_j + 4  # spread the heads over the banks
         return (
@@ -206,7 +188,7 @@ class Segsum:
             cute.make_layout((heads, key.tile_i, key.tile_j // BLOCK)),
             cute.make_layout((2, heads, key.tile_j), stride=(1, pitch, 2)),
             cute.make_layout((2, key.chunk_size, self.l_heads)),
-            cute.make_layout((4, self.l_rows, self.l_heads)),
+            cute.make_layout((4, BLOCK // VECTOR, self.l_rows, self.l_heads)),
         )
 
     def workspace(self, msums, chunk):
@@ -407,27 +389,27 @@ class Segsum:
     def make_diagonal(
         self,
         sL: cute.Tensor,  # (hi | lo, Q, head)
-        sDiagonal: cute.Tensor,  # (4 words, row, head)
+        sDiagonal: cute.Tensor,  # (4 words, vector, row, head)
         l0: Int32,
     ):
-        """Of every row of the block's part of L the vector that holds its last element, ready to be stored."""
+        """Of every row of the block's part of L the vectors of the block of columns that holds its last element."""
         values = cute.make_rmem_tensor(VECTOR, Float32)
-        i0 = l0 % self.key.chunk_size
+        i0, vectors = l0 % self.key.chunk_size, BLOCK // VECTOR
         rows = self.l_rows * self.heads_of_share(l0)
-        for n in cutlass.range(cute.arch.thread_idx()[0], rows, self.key.threads, unroll=1):
-            head, row = n // self.l_rows, n % self.l_rows
+        for n in cutlass.range(cute.arch.thread_idx()[0], rows * vectors, self.key.threads, unroll=1):
+            vector, head, row = n % vectors, n // vectors // self.l_rows, n // vectors % self.l_rows
             i = i0 + row
-            j = i // VECTOR * VECTOR
+            j = i // BLOCK * BLOCK + vector * VECTOR
             for k in cutlass.range_constexpr(VECTOR):
                 value = decay(difference(sL[0, i, head], sL[1, i, head], sL[0, j + k, head], sL[1, j + k, head]))
                 values[k] = select(i >= j + k, value, Float32(0.0))
-            cute.autovec_copy(cute.recast_tensor(self.rounded(values), Float32), sDiagonal[None, row, head])
+            cute.autovec_copy(cute.recast_tensor(self.rounded(values), Float32), sDiagonal[None, vector, row, head])
 
     @cute.jit
     def write_decays(
         self,
         sL: cute.Tensor,  # (hi | lo, Q, head)
-        sDiagonal: cute.Tensor,  # (4 words, row, head)
+        sDiagonal: cute.Tensor,  # (4 words, vector, row, head)
         mL: cute.Tensor,  # (b, H, c, Q, Q)
         b: Int32,
         c: Int32,
@@ -437,12 +419,12 @@ class Segsum:
         Q, H, rows = self.key.chunk_size, self.key.num_heads, self.l_rows
         lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
         # The warps write neighbouring rows at the same time, which the DRAM takes better than runs for each; a lane
-        # keeps its 8 columns. Below the diagonal their elements are products of two decays: from each column to the
-        # last of them, and on to the row.
+        # keeps its 8 columns. Left of the diagonal's block their elements are products of two decays: from each column
+        # to the last of its block, and on to the row.
         lanes = Q // VECTOR
         v, warp_rows = lane % lanes, 32 // lanes
         first = warp * warp_rows + lane // lanes
-        i0 = l0 % Q
+        i0, block, vector = l0 % Q, v // (BLOCK // VECTOR), v % (BLOCK // VECTOR)
         tJ, values = cute.make_rmem_tensor(VECTOR, Float32), cute.make_rmem_tensor(VECTOR, Float32)
         pairs = cute.make_rmem_tensor((2, VECTOR), Float32)
         diagonal = cute.make_rmem_tensor(4, Int32)
@@ -455,7 +437,7 @@ class Segsum:
                 )
                 sums = sL[None, None, head]  # (hi | lo, Q)
                 cute.autovec_copy(cute.flat_divide(sums, (2, VECTOR))[None, None, 0, v], pairs)
-                hi_j, lo_j = pairs[0, VECTOR - 1], pairs[1, VECTOR - 1]
+                hi_j, lo_j = sums[0, block * BLOCK + BLOCK - 1], sums[1, block * BLOCK + BLOCK - 1]
                 for k in cutlass.range_constexpr(VECTOR):
                     tJ[k] = decay(difference(hi_j, lo_j, pairs[0, k], pairs[1, k]))
                 for row in cutlass.range(first, rows, self.key.threads // 32 * warp_rows, unroll=2):
@@ -464,64 +446,11 @@ class Segsum:
                     for k in cutlass.range_constexpr(VECTOR):
                         values[k] = factor * tJ[k]
                     words = cute.recast_tensor(self.rounded(values), Int32)
-                    cute.autovec_copy(cute.recast_tensor(sDiagonal[None, row, head], Int32), diagonal)
+                    cute.autovec_copy(cute.recast_tensor(sDiagonal[None, vector, row, head], Int32), diagonal)
                     for w in cutlass.range_constexpr(4):
-                        on_or_above = cutlass.select_(i // VECTOR == v, diagonal[w], Int32(0))
-                        words[w] = cutlass.select_(i // VECTOR > v, words[w], on_or_above)
+                        on_or_above = cutlass.select_(i // BLOCK == block, diagonal[w], Int32(0))
+                        words[w] = cutlass.select_(i // BLOCK > block, words[w], on_or_above)
                     store_evict_first(words, gL[None, v, row])
-
-    def element_layout(self, width):
-        """A row of G or M over the task's columns and heads as (width, vectors), with ``tile_i`` rows: its layout."""
-        key = self.key
-        Q, H, heads = key.chunk_size, key.num_heads, key.head_tile
-        if heads == H:
-            return cute.make_layout((width, key.tile_j * H // width, key.tile_i), stride=(1, width, Q * H))
-        return cute.make_layout((width, (heads // width, key.tile_j), key.tile_i), stride=(1, (width, H), Q * H))
-
-    def elements(self, v, width):
-        """Column, head and group of each element of vector v."""
-        heads = self.key.head_tile
-        e = [v * width + k for k in range(width)]
-        return [x // heads for x in e], [x % heads for x in e], [x % heads // self.heads_per_group for x in e]
-
-    def widths(self):
-        """Elements of a vector, and whether they always share a column and a group."""
-        heads = self.key.head_tile
-        width = VECTOR if heads == self.key.num_heads else math.gcd(VECTOR, heads)
-        return width, heads % width == 0 and self.heads_per_group % width == 0
-
-    def walk(self, width):
-        """How threads walk over ``tile_i`` rows of vectors: vectors a row, rows a pass."""
-        vectors = self.key.tile_j * self.key.head_tile // width
-        return vectors, max(1, self.key.threads // vectors)
-
-    @cute.jit
-    def write_products(
-        self,
-        sG: cute.Tensor,  # (i, j, group)
-        mG: cute.Tensor,  # (b, c, Q, Q, H)
-        chunk: Int32,
-        i0: Int32,
-        j0: Int32,
-        h0: Int32,
-    ):
-        """``tile_i`` rows of G, repeated over the heads."""
-        key = self.key
-        Q, H = key.chunk_size, key.num_heads
-        tidx = cute.arch.thread_idx()[0]
-        width, uniform = self.widths()
-        vectors, rows_per_pass = self.walk(width)
-        offset = cute.assume(((Int64(chunk) * Q + i0) * Q + j0) * H + h0, divby=width)
-        gG = cute.make_tensor(mG.iterator + offset, self.element_layout(width))
-        product = cute.make_rmem_tensor(width, Float32)
-        for n in cutlass.range_constexpr(-(-vectors // key.threads)):
-            v, first = tidx % vectors + n * key.threads, tidx // vectors
-            if (v < vectors) & (first < rows_per_pass):
-                j, _, g = self.elements(v, width)
-                for row in cutlass.range(first, key.tile_i, rows_per_pass, unroll=4):
-                    for k in cutlass.range_constexpr(width):
-                        product[k] = product[0] if k and uniform else sG[row, j[k], g[k]]
-                    self.write(product, gG[None, v, row])
 
     @cute.jit
     def write_masked(
@@ -538,12 +467,10 @@ class Segsum:
     ):
         """``tile_i`` rows of M = G * L: a thread keeps neighbouring elements (j, h) and walks over i."""
         key = self.key
-        Q, H = key.chunk_size, key.num_heads
         tidx = cute.arch.thread_idx()[0]
         width, uniform = self.widths()
         vectors, rows_per_pass = self.walk(width)
-        offset = cute.assume(((Int64(chunk) * Q + i0) * Q + j0) * H + h0, divby=width)
-        gM = cute.make_tensor(mM.iterator + offset, self.element_layout(width))
+        gM = self.rows_of_elements(mM, chunk, i0, j0, h0, width)
         tJ, tJ_lo = cute.make_rmem_tensor(width, Float32), cute.make_rmem_tensor(width, Float32)
         value = cute.make_rmem_tensor(width, Float32)
         product = cute.make_rmem_tensor(width, Float32)
@@ -577,47 +504,6 @@ class Segsum:
                     for row in cutlass.range(first, key.tile_i, rows_per_pass, unroll=4):
                         self.write(value, gM[None, v, row])
 
-    @cute.jit
-    def write_groups(
-        self,
-        sG: cute.Tensor,  # (i, j, group)
-        mG: cute.Tensor,  # (b, c, Q, Q, G)
-        chunk: Int32,
-        i0: Int32,
-        j0: Int32,
-        g0: Int32,
-    ):
-        """``tile_i`` rows of G without the repetition over heads."""
-        key = self.key
-        Q, G, groups = key.chunk_size, key.n_groups, self.group_tile
-        width = VECTOR if groups == G else math.gcd(VECTOR, groups)
-        vectors = key.tile_j * groups // width
-        offset = cute.assume(((Int64(chunk) * Q + i0) * Q + j0) * G + g0, divby=width)
-        shape = (width, (groups // width, key.tile_j) if groups < G else vectors, key.tile_i)
-        stride = (1, (width, G) if groups < G else width, Q * G)
-        gG = cute.make_tensor(mG.iterator + offset, cute.make_layout(shape, stride=stride))
-        product = cute.make_rmem_tensor(width, Float32)
-        for n in cutlass.range(cute.arch.thread_idx()[0], vectors * key.tile_i, key.threads, unroll=1):
-            v, row = n % vectors, n // vectors
-            for k in cutlass.range_constexpr(width):
-                x = v * width + k
-                product[k] = sG[row, x // groups, x % groups]
-            self.write(product, gG[None, v, row])
-
-    @cute.jit
-    def write(self, values: cute.Tensor, gOut: cute.Tensor):  # each (width,)
-        """Rounds once and stores, 16 bytes at a time where the width allows."""
-        if cutlass.const_expr(cute.size(values) == VECTOR):
-            store_evict_first(cute.recast_tensor(self.rounded(values), Int32), gOut)
-        else:
-            cute.autovec_copy(self.rounded(values), gOut)
-
-    def rounded(self, values):
-        """fp32 values in the outputs' type."""
-        out = cute.make_rmem_tensor(values.shape, self.dtype)
-        out.store(values.load().to(self.dtype))
-        return out
-
 
 def compile_segsum(key: SegsumKernel, arch: str):
     """Compiles for ``arch`` without a GPU."""
@@ -643,8 +529,9 @@ def compile_segsum(key: SegsumKernel, arch: str):
     def operand():
         return strided(dtype, (b, c, Q, G, N), divby=VECTOR, inner=1)
 
+    workspace = [] if key.cluster > 1 else [packed(Float32, b, c, H, Q, 2)]
     return cute.compile(
-        Segsum(key, arch),
+        (SegsumCluster if key.cluster > 1 else Segsum)(key, arch),
         strided(dtypes[key.dt_dtype], (b, c, Q, H)),
         strided(dtypes[key.A_dtype], (H,)),
         None if key.bias_dtype == "none" else strided(dtypes[key.bias_dtype], (H,)),
@@ -655,7 +542,7 @@ def compile_segsum(key: SegsumKernel, arch: str):
         packed(dtype, b, c, Q, Q, H),
         packed(Float32, b, H, c, Q),
         packed(Float32, b, H, c, Q),
-        packed(Float32, b, c, H, Q, 2),
+        *workspace,
         Float32(0.0),
         Float32(0.0),
         make_fake_stream(use_tvm_ffi_env_stream=True),

@@ -11,7 +11,7 @@ differences that do not contain it. A NaN step counts as +2^21, which no sum of 
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, Int32
 
 from cute_kernels.device.math import (
     LOG2_E,
@@ -29,6 +29,8 @@ FLT_MAX = 3.4028234663852886e38
 INF, NAN = float("inf"), float("nan")
 STEP_FLOOR = -2048.0  # 256 of them: -2^19
 NAN_STEP, NAN_SUM = 2.0**21, 2.0**20
+TOGETHER = 2  # steps whose arithmetic is interleaved
+AT_ONCE = 8  # steps of a thread whose loads are in flight together
 
 
 def decay_rate(A_log):
@@ -71,8 +73,15 @@ def _finite_or_zero(lo, hi):
 
 
 @cute.jit
-def warp_scan(step: cute.Tensor, values: cutlass.Constexpr):  # step: (values,) this lane's steps, in order
-    """Inclusive sums over a warp's 32 * ``values`` steps as (hi, lo), each (values,): hi is the sum rounded to fp32."""
+def warp_scan(
+    step: cute.Tensor,  # (values,) this lane's steps, in order
+    values: cutlass.Constexpr,
+    finite: cutlass.Constexpr,
+):
+    """Inclusive sums over a warp's 32 * ``values`` steps as (hi, lo), each (values,): hi is the sum rounded to fp32.
+
+    ``finite``: no sum is infinite or NaN.
+    """
     lane = cute.arch.lane_idx()
     s = cute.make_rmem_tensor(values, Float32)
     e = cute.make_rmem_tensor(values, Float32)
@@ -96,9 +105,11 @@ def warp_scan(step: cute.Tensor, values: cutlass.Constexpr):  # step: (values,) 
     lo = cute.make_rmem_tensor(values, Float32)
     for k in cutlass.range_constexpr(values):
         sum_s, err = two_sum(before_s, s[k])
-        rest = _finite_or_zero((before_e + e[k]) + err, sum_s)
+        rest = (before_e + e[k]) + err
+        if cutlass.const_expr(not finite):
+            rest = _finite_or_zero(rest, sum_s)
         hi[k] = sum_s + rest
-        lo[k] = _finite_or_zero(rest - (hi[k] - sum_s), hi[k])
+        lo[k] = rest - (hi[k] - sum_s)
     return hi, lo
 
 
@@ -109,84 +120,125 @@ def to_log2(hi, lo):
     return scaled, cute.math.fma(hi, Float32(LOG2_E_LO), low) + lo * LOG2_E
 
 
-def sums_layout(chunk_size, heads):
-    """(hi | lo, Q, head) in shared memory, with a gap after the rows of each scanning lane that spreads the banks."""
-    values = chunk_size // 32
-    lane = 2 * values + 2
-    return cute.make_layout((2, (values, 32), heads), stride=(1, (2, lane), 32 * lane + 2))
+def steps_layout(chunk_size, heads):
+    """(Q, head) in shared memory, with a gap that spreads the heads over the banks."""
+    return cute.make_layout((chunk_size, heads), stride=(1, chunk_size + 2))
 
 
-def _of_lane(sums, h, values, lane):
-    """This lane's (hi | lo, values) of head h."""
-    return cute.flat_divide(sums[None, None, h], (2, values))[None, None, 0, lane]
+class Steps:
+    """How the threads of a block share the steps of ``heads`` heads: a thread keeps its head, so that A is computed
+    once, and walks over rows."""
+
+    def __init__(self, chunk_size, heads, threads):
+        self.chunk_size, self.heads, self.threads = chunk_size, heads, threads
+        self.rows = threads // heads  # of a pass
+        passes = -(-chunk_size // self.rows)
+        self.at_once = min(passes, AT_ONCE)
+        self.batches = -(-passes // self.at_once)
+
+    @cute.jit
+    def load(
+        self,
+        gdt: cute.Tensor,  # (Q, head)
+        end: Int32,
+        batch: Int32,
+    ):
+        """This thread's elements of dt above row ``end`` of a batch of passes."""
+        tidx = cute.arch.thread_idx()[0]
+        h, first = tidx % self.heads, tidx // self.heads + batch * (self.at_once * self.rows)
+        dt = cute.make_rmem_tensor(self.at_once, gdt.element_type)
+        for p in cutlass.range_constexpr(self.at_once):
+            r = first + p * self.rows
+            dt[p] = gdt.element_type(0.0)
+            if (r < end) & (tidx < self.rows * self.heads):
+                dt[p] = gdt[r, h]
+        return dt
+
+    @cute.jit
+    def rate(
+        self,
+        gA_log: cute.Tensor,  # (head,)
+        gbias: cute.Tensor | None,  # (head,)
+    ):
+        """A_log and the bias of this thread's head."""
+        h = cute.arch.thread_idx()[0] % self.heads
+        bias = None
+        if cutlass.const_expr(gbias is not None):
+            bias = gbias[h]
+        return gA_log[h], bias
+
+    @cute.jit
+    def make(
+        self,
+        dt: cute.Tensor,  # what ``load`` gave for batch 0
+        A_log,
+        bias,
+        gdt: cute.Tensor,  # (Q, head)
+        steps: cute.Tensor,  # (Q, head) in shared memory
+        end: Int32,
+        dt_min: Float32,
+        dt_max: Float32,
+    ):
+        """Steps above row ``end`` to shared memory, and something finite below."""
+        rate = decay_rate(A_log.to(Float32))
+        bias = None if cutlass.const_expr(bias is None) else bias.to(Float32)
+        self.put(dt, rate, bias, steps, end, 0, dt_min, dt_max)
+        if cutlass.const_expr(self.batches > 1):
+            for batch in cutlass.range(1, self.batches, unroll=1):
+                self.put(self.load(gdt, end, batch), rate, bias, steps, end, batch, dt_min, dt_max)
+
+    @cute.jit
+    def put(self, dt, rate, bias, steps, end, batch, dt_min, dt_max):
+        tidx = cute.arch.thread_idx()[0]
+        h, first = tidx % self.heads, tidx // self.heads + batch * (self.at_once * self.rows)
+        if tidx < self.rows * self.heads:
+            for p in cutlass.range_constexpr(0, self.at_once, TOGETHER):
+                rows = [first + (p + k) * self.rows for k in range(min(TOGETHER, self.at_once - p))]
+                if rows[0] < end:
+                    found = [decay_step(dt[p + k].to(Float32), bias, rate, dt_min, dt_max) for k in range(len(rows))]
+                    for k in cutlass.range_constexpr(len(rows)):
+                        if rows[k] < self.chunk_size:
+                            steps[rows[k], h] = found[k]
+                else:
+                    for k in cutlass.range_constexpr(len(rows)):
+                        if rows[k] < self.chunk_size:
+                            steps[rows[k], h] = Float32(0.0)
 
 
 @cute.jit
-def scan_heads(
-    gdt: cute.Tensor,  # (Q, head)
-    gA_log: cute.Tensor,  # (head,)
-    gbias: cute.Tensor | None,  # (head,)
-    work: cute.Tensor,  # (hi | lo, Q, head) in shared memory
-    sums: cute.Tensor,  # (hi | lo, Q, head)
-    gA_cumsum: cute.Tensor,  # (Q, head)
-    gstates: cute.Tensor,  # (Q, head)
-    dt_min: Float32,
-    dt_max: Float32,
-    heads: cutlass.Constexpr,
-    threads: cutlass.Constexpr,
+def scan_lanes(steps: cute.Tensor):  # (values,) this lane's steps of one head, in order
+    """(sums (hi | lo, values) in units of log2, sums (values,) of the steps as they are) of a warp's steps."""
+    values = cute.size(steps)
+    total, as_they_are = cute.make_rmem_tensor(values, Float32), cutlass.Boolean(True)
+    for k in cutlass.range_constexpr(values):
+        as_they_are &= (steps[k] <= 0.0) & (steps[k] >= STEP_FLOOR)
+    bounded = not cute.arch.vote_all_sync(as_they_are)
+    if bounded:
+        sums, _ = warp_scan(steps, values, finite=False)
+        for k in cutlass.range_constexpr(values):
+            total[k] = sums[k]
+            steps[k] = bounded_step(steps[k])
+    hi, lo = warp_scan(steps, values, finite=True)
+    pairs = cute.make_rmem_tensor((2, values), Float32)
+    for k in cutlass.range_constexpr(values):
+        total[k] = select(bounded, total[k], hi[k])
+        pairs[0, k], pairs[1, k] = to_log2(hi[k], lo[k])
+    return pairs, total
+
+
+@cute.jit
+def write_states(
+    pairs: cute.Tensor,  # (hi | lo, values) of this lane
+    total: cute.Tensor,  # (values,)
+    gA_cumsum: cute.Tensor,  # (Q,)
+    gstates: cute.Tensor,  # (Q,)
 ):
-    """Sums, A_cumsum and decay_states of one chunk and ``heads`` heads (all threads of the block call)."""
-    Q = cute.size(work, mode=[1])
-    tidx = cute.arch.thread_idx()[0]
-    warp, lane = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.lane_idx()
-
-    # a thread keeps its head, so that A is computed once
-    rows_per_pass = threads // heads
-    h, first = tidx % heads, tidx // heads
-    if first < rows_per_pass:
-        passes = -(-Q // rows_per_pass)
-        dt = cute.make_rmem_tensor(passes, Float32)
-        for p in cutlass.range_constexpr(passes):  # all loads in flight before the arithmetic
-            r = first + p * rows_per_pass
-            dt[p] = Float32(0.0)
-            if r < Q:
-                dt[p] = gdt[r, h].to(Float32)
-        rate = decay_rate(gA_log[h].to(Float32))
-        bias = None
-        if cutlass.const_expr(gbias is not None):
-            bias = gbias[h].to(Float32)
-        for p in cutlass.range_constexpr(passes):
-            r = first + p * rows_per_pass
-            if r < Q:
-                work[0, r, h] = decay_step(dt[p], bias, rate, dt_min, dt_max)
-    cute.arch.sync_threads()
-
-    V, warps = Q // 32, threads // 32
-    for n in cutlass.range_constexpr(-(-heads // warps)):
-        h = warp + n * warps
-        if h < heads:
-            steps = cute.make_rmem_tensor(V, Float32)
-            cute.autovec_copy(_of_lane(work, h, V, lane)[0, None], steps)
-            hi, lo = warp_scan(steps, V)
-            total = cute.make_rmem_tensor(V, Float32)
-            counts_as_is = cutlass.Boolean(True)
-            for k in cutlass.range_constexpr(V):
-                total[k] = hi[k]
-                counts_as_is &= (steps[k] <= 0.0) & (steps[k] >= STEP_FLOOR)
-            if not cute.arch.vote_all_sync(counts_as_is):
-                for k in cutlass.range_constexpr(V):
-                    steps[k] = bounded_step(steps[k])
-                bounded_hi, bounded_lo = warp_scan(steps, V)
-                for k in cutlass.range_constexpr(V):
-                    hi[k], lo[k] = bounded_hi[k], bounded_lo[k]
-            pairs = cute.make_rmem_tensor((2, V), Float32)
-            for k in cutlass.range_constexpr(V):
-                pairs[0, k], pairs[1, k] = to_log2(hi[k], lo[k])
-            end_hi = cute.arch.shuffle_sync(pairs[0, V - 1], 31)
-            end_lo = cute.arch.shuffle_sync(pairs[1, V - 1], 31)
-            states = cute.make_rmem_tensor(V, Float32)
-            for k in cutlass.range_constexpr(V):
-                states[k] = decay(difference(end_hi, end_lo, pairs[0, k], pairs[1, k]))
-            cute.autovec_copy(pairs, _of_lane(sums, h, V, lane))
-            cute.autovec_copy(total, cute.flat_divide(gA_cumsum[None, h], (V,))[None, lane])
-            cute.autovec_copy(states, cute.flat_divide(gstates[None, h], (V,))[None, lane])
+    """A_cumsum and decay_states of one head (one warp)."""
+    values, lane = cute.size(total), cute.arch.lane_idx()
+    end_hi = cute.arch.shuffle_sync(pairs[0, values - 1], 31)
+    end_lo = cute.arch.shuffle_sync(pairs[1, values - 1], 31)
+    states = cute.make_rmem_tensor(values, Float32)
+    for k in cutlass.range_constexpr(values):
+        states[k] = decay(difference(end_hi, end_lo, pairs[0, k], pairs[1, k]))
+    cute.autovec_copy(total, cute.flat_divide(gA_cumsum, (values,))[None, lane])
+    cute.autovec_copy(states, cute.flat_divide(gstates, (values,))[None, lane])
