@@ -63,6 +63,22 @@ OFFICIAL = [
     _official("per-group-H3", heads=3, chunk_size=64, d_state=32, g_layout="per_group"),
     _official("per-group-H5-G5", heads=5, groups=5, chunk_size=64, d_state=32, g_layout="per_group"),
     _official("fp16", dtype=fp16, tiny=TINY),
+    _official("one-launch", d_state=64, tiny={"chunk_size": 256}),
+    _official("one-launch-2x1", batch=2, d_state=64, tiny={"chunk_size": 256}),
+    _official("one-launch-N48", chunk_size=128, heads=6, d_state=48, tiny={"chunk_size": 128}),
+    _official("one-launch-H24-G4", chunk_size=128, heads=24, groups=4, d_state=64, tiny={"chunk_size": 128}),
+    _official(
+        "one-launch-per-group",
+        chunk_size=128,
+        heads=6,
+        groups=3,
+        d_state=64,
+        g_layout="per_group",
+        tiny={"chunk_size": 128},
+    ),
+    _official(
+        "one-launch-fp16-3-chunks", chunks=3, heads=8, dtype=fp16, d_state=32, bias_dtype=fp32, tiny={"chunk_size": 256}
+    ),
     _official("fp16-per-group-H3", dtype=fp16, heads=3, chunk_size=64, d_state=48, g_layout="per_group"),
     *(
         _official(
@@ -99,17 +115,19 @@ ADVERSARIAL = [
     for name, make in inputs.ADVERSARIAL.items()
 ]
 ADVERSARIAL += [
-    Case(f"{name}-{label}", inputs.ADVERSARIAL[name], shape, {**TINY, **shape, "chunk_size": 64, "heads": 4})
-    for label, shape in (
-        ("fp16", {"dtype": fp16, "heads": 8}),
-        ("H65", {"heads": 65, "chunk_size": 128, "d_state": 32}),
-        ("Q64", {"chunk_size": 64, "chunks": 3, "heads": 5, "d_state": 48}),
+    Case(f"{name}-{label}", inputs.ADVERSARIAL[name], shape, {**TINY, **shape, "chunk_size": small, "heads": 4})
+    for label, small, shape in (
+        ("fp16", 64, {"dtype": fp16, "heads": 8}),
+        ("H65", 64, {"heads": 65, "chunk_size": 128, "d_state": 32}),
+        ("Q64", 64, {"chunk_size": 64, "chunks": 3, "heads": 5, "d_state": 48}),
+        ("one-launch", 128, {"heads": 8, "d_state": 64}),
     )
     for name in (
         "mixture",
         "huge_then_tiny",
         "long_decay",
         "softplus_points",
+        "softplus_not_finite",
         "scattered_not_finite",
         "not_finite_operands",
     )
@@ -129,6 +147,17 @@ ON_MACHINE = {
     "official-dt-bfloat16-A-float32-bias-float32",
     "official-dt-float32-A-bfloat16-bias-float16",
     "official-limits",
+    "official-one-launch",
+    "official-one-launch-2x1",
+    "official-one-launch-N48",
+    "official-one-launch-H24-G4",
+    "official-one-launch-per-group",
+    "official-one-launch-fp16-3-chunks",
+    "mixture-one-launch",
+    "huge_then_tiny-one-launch",
+    "softplus_not_finite-one-launch",
+    "scattered_not_finite-one-launch",
+    "not_finite_operands-one-launch",
     "mixture",
     "huge_then_tiny",
     "softplus_points",

@@ -1,9 +1,11 @@
 """Which tiles are chosen, for any shape that the operator takes."""
 
 import pytest
+import torch
 
-from cute_kernels.mamba.segsum import CHUNK_SIZES, D_STATES
-from cute_kernels.mamba.segsum_config import MAX_GROUPS_IN_TASK, SegsumConfig, k_tile
+from cute_kernels.mamba.segsum import CHUNK_SIZES, D_STATES, SegsumProblem, _kernel
+from cute_kernels.mamba.segsum_config import MAX_GROUPS_IN_TASK, SHARED_BYTES, SegsumConfig, k_tile
+from cute_kernels.runtime import cache
 
 SHAPES = [(1, 1), (3, 1), (16, 1), (16, 4), (65, 5), (65, 65), (128, 8), (96, 12), (48, 1), (64, 64)]
 
@@ -19,6 +21,9 @@ def test_tiles_cover_the_chunk(chunk_size, num_heads, n_groups, d_state, num_chu
     assert num_heads % config.head_tile == 0 and config.head_tile % heads_per_group == 0
     assert config.head_tile // heads_per_group <= MAX_GROUPS_IN_TASK
     assert config.tile_i in (8, 16)  # the rows of one block of columns of M at most
+    assert config.cluster == 1 or (config.cluster == chunk_size // config.tile_j and num_heads % config.cluster == 0)
+    if config.cluster > 1:
+        assert config.shared_bytes(chunk_size, n_groups, d_state) <= SHARED_BYTES
     assert config.tile_i == 16 or k_tile(d_state) == 64  # whole swizzle atoms
 
 
@@ -29,6 +34,22 @@ def test_widest_swizzle(d_state, expected):
     assert k_tile(d_state) == expected
 
 
-def test_few_chunks_take_small_tiles():
-    few, many = (SegsumConfig.for_shape(256, 16, 1, 256, n, sm_count=132) for n in (1, 64))
+def test_few_chunks_take_one_launch():
+    configs = [SegsumConfig.for_shape(256, 16, 1, 256, n, sm_count=132) for n in range(1, 65)]
+    assert [config.cluster > 1 for config in configs] == [n <= 4 for n in range(1, 65)]
+    assert SegsumConfig.for_shape(256, 3, 1, 256, 1, sm_count=132).cluster == 1  # heads that no cluster divides
+    assert SegsumConfig.for_shape(64, 16, 1, 256, 1, sm_count=132).cluster == 1  # columns of a single piece
+
+
+def test_then_few_chunks_take_small_tiles():
+    few, many = (SegsumConfig.for_shape(256, 15, 1, 256, n, sm_count=132) for n in (1, 64))
     assert few.tile_i < many.tile_i
+
+
+@pytest.mark.parametrize(("num_chunks", "num_heads", "n_groups"), [(1, 16, 1), (2, 16, 1), (4, 8, 4)])
+def test_shared_memory_is_counted(num_chunks, num_heads, n_groups):
+    problem = SegsumProblem(256, num_heads, n_groups, 64, *[torch.bfloat16] * 3, None, "per_head")
+    kernel = _kernel(problem, num_chunks, 132)
+    (launch,) = cache.get(kernel, "sm_90a").read_metadata()["launches"]
+    config = SegsumConfig.for_shape(256, num_heads, n_groups, 64, num_chunks, 132)
+    assert 0 <= config.shared_bytes(256, n_groups, 64) - launch["dynamic_shared"] <= 4096
