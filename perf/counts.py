@@ -67,10 +67,11 @@ def count(case: cases_.Case, options: dict[str, Any], arch: str) -> dict[str, in
 
     sizes, sms, times = dict(case.sizes), SM_COUNTS[arch], 1
     if case.op == "mamba_segsum":
-        # Chunks are alike, so one is run; tiles follow blocks against SMs, so these shrink by the same factor.
-        times = sizes["batch"] * sizes["chunks"]
-        sizes |= {"batch": 1, "chunks": 1}
-        sms = max(1, sms // times)
+        # Chunks are alike: as few are run as have the same kernel, on so many SMs that the blocks an SM are the same.
+        chunks = sizes["batch"] * sizes["chunks"]
+        run, sms = _alike(case, options, chunks, sms)
+        sizes |= {"batch": run, "chunks": 1}
+        times = chunks / run
     small = cases_.Case(case.op, case.name, sizes, 0, 0, 0, 0)
     x = calls.arguments(small, 0, torch.device("cpu"))
     with ptx_machine(arch, sm_count=sms, check=False) as machine:
@@ -81,8 +82,23 @@ def count(case: cases_.Case, options: dict[str, Any], arch: str) -> dict[str, in
     moved = ("global_load_bytes", "global_store_bytes", "tma_load_bytes", "tma_store_bytes", "cpasync_bytes")
     return {
         "launches": len(machine.reports),
-        "instructions": times * total["instructions"],
-        "mma": times * sum(n for name, n in total.items() if name.startswith("mma_")),
-        "special": times * total["transcendentals"],
-        "l2_bytes": times * sum(total[name] for name in moved),
+        "instructions": round(times * total["instructions"]),
+        "mma": round(times * sum(n for name, n in total.items() if name.startswith("mma_"))),
+        "special": round(times * total["transcendentals"]),
+        "l2_bytes": round(times * sum(total[name] for name in moved)),
     }
+
+
+def _alike(case: cases_.Case, options: dict[str, Any], chunks: int, sms: int) -> tuple[int, int]:
+    """The fewest chunks, and SMs for them, that the segment sum's kernel for `chunks` on `sms` is chosen for."""
+    import torch
+
+    from cute_kernels.mamba import segsum
+    from perf import calls
+
+    one = cases_.Case(case.op, case.name, dict(case.sizes) | {"batch": 1, "chunks": 1}, 0, 0, 0, 0)
+    x = calls.arguments(one, 0, torch.device("meta"))
+    problem = segsum.check_inputs(x["dt"], x["A_log"], x["B"], x["C"], x.get("dt_bias"), options["g_layout"])
+    kernel = segsum.kernel(problem, chunks, sms)
+    fewer = ((n, max(1, sms * n // chunks)) for n in range(1, chunks + 1))
+    return next(pair for pair in fewer if segsum.kernel(problem, *pair) == kernel)

@@ -317,7 +317,7 @@ def _readable(x: Tensor, strides: tuple[int, ...] | None) -> Tensor:
 # --- launch ----------------------------------------------------------------------------------------------------------
 
 
-def _kernel(problem: SegsumProblem, num_chunks: int, sm_count: int) -> Kernel:
+def kernel(problem: SegsumProblem, num_chunks: int, sm_count: int) -> Kernel:
     """The kernel specialisation for one problem and one number of chunks."""
     from cute_kernels.mamba.segsum_config import SegsumConfig, SegsumKernel
 
@@ -349,8 +349,8 @@ def _launcher(
     check_supported(problem)
     current = backend.current()
     current.arch(device)  # NotImplementedError where there are no kernels for it
-    kernel = _kernel(problem, max(b * c, 1), current.sm_count(device))
-    function = current.function(kernel, device)
+    key = kernel(problem, max(b * c, 1), current.sm_count(device))
+    function = current.function(key, device)
     dt_min, dt_max = dt_limit
 
     def launch(dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states):
@@ -363,7 +363,7 @@ def _launcher(
         sums = torch.empty_like(like_sums)
         function(dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states, sums, dt_min, dt_max)
 
-    return launch if kernel.cluster > 1 else launch_two
+    return launch if key.cluster > 1 else launch_two
 
 
 # --- without a call --------------------------------------------------------------------------------------------------
@@ -445,7 +445,7 @@ def _kernels(problem: SegsumProblem, sm_count: int) -> list[Kernel]:
     """The kernels that some number of chunks asks for, each once."""
     # The config may follow the number of chunks while chunks are few against the SMs; it settles above.
     counts = [*range(1, 4 * sm_count), *(1 << k for k in range(10, 31))]
-    return list(dict.fromkeys(_kernel(problem, n, sm_count) for n in counts))
+    return list(dict.fromkeys(kernel(problem, n, sm_count) for n in counts))
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cute_kernels.mamba.segsum import CHUNK_SIZES, D_STATES, SegsumProblem, _kernel
+from cute_kernels.mamba.segsum import CHUNK_SIZES, D_STATES, SegsumProblem, kernel
 from cute_kernels.mamba.segsum_config import MAX_GROUPS_IN_TASK, SHARED_BYTES, SegsumConfig, k_tile
 from cute_kernels.runtime import cache
 
@@ -49,7 +49,7 @@ def test_then_few_chunks_take_small_tiles():
 @pytest.mark.parametrize(("num_chunks", "num_heads", "n_groups"), [(1, 16, 1), (2, 16, 1), (4, 8, 4)])
 def test_shared_memory_is_counted(num_chunks, num_heads, n_groups):
     problem = SegsumProblem(256, num_heads, n_groups, 64, *[torch.bfloat16] * 3, None, "per_head")
-    kernel = _kernel(problem, num_chunks, 132)
-    (launch,) = cache.get(kernel, "sm_90a").read_metadata()["launches"]
+    key = kernel(problem, num_chunks, 132)
+    (launch,) = cache.get(key, "sm_90a").read_metadata()["launches"]
     config = SegsumConfig.for_shape(256, num_heads, n_groups, 64, num_chunks, 132)
     assert 0 <= config.shared_bytes(256, n_groups, 64) - launch["dynamic_shared"] <= 4096
