@@ -14,6 +14,7 @@ PIECE = 64  # columns of one product
 SHARED_BYTES = 226 << 10  # of a block
 BLOCK = 16  # neighbouring columns whose elements of L and M go through the same row, whatever the tiles: the last
 MOST_IN_ONE_LAUNCH = 4  # chunks of 16 heads and 256 steps: beyond, scans that are made once cost less
+MOST_HEADS_IN_ONE_LAUNCH = 16  # more were not measured
 ONE_LAUNCH = (  # up to so many of them: rows of a tile, blocks of a cluster, threads
     (1, 16, 4, 512),
     (2, 8, 2, 512),
@@ -58,7 +59,7 @@ class SegsumConfig:
     ) -> Iterator[SegsumConfig]:
         """Tiles for clusters whose blocks share the scan, the best first: of those that fit."""
         work = num_chunks * chunk_size / 256 * max(1.0, num_heads * chunk_size / (16 * 256))
-        if work > MOST_IN_ONE_LAUNCH or n_groups > MAX_GROUPS_IN_TASK:
+        if work > MOST_IN_ONE_LAUNCH or num_heads > MOST_HEADS_IN_ONE_LAUNCH or n_groups > MAX_GROUPS_IN_TASK:
             return
         for most, tile_i, cluster, threads in ONE_LAUNCH:
             fits = (

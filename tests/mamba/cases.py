@@ -66,7 +66,7 @@ OFFICIAL = [
     _official("one-launch", d_state=64, tiny={"chunk_size": 256}),
     _official("one-launch-2x1", batch=2, d_state=64, tiny={"chunk_size": 256}),
     _official("one-launch-N48", chunk_size=128, heads=6, d_state=48, tiny={"chunk_size": 128}),
-    _official("one-launch-H24-G4", chunk_size=128, heads=24, groups=4, d_state=64, tiny={"chunk_size": 128}),
+    _official("one-launch-H16-G4", chunk_size=128, heads=16, groups=4, d_state=64, tiny={"chunk_size": 128}),
     _official(
         "one-launch-per-group",
         chunk_size=128,
@@ -150,7 +150,7 @@ ON_MACHINE = {
     "official-one-launch",
     "official-one-launch-2x1",
     "official-one-launch-N48",
-    "official-one-launch-H24-G4",
+    "official-one-launch-H16-G4",
     "official-one-launch-per-group",
     "official-one-launch-fp16-3-chunks",
     "mixture-one-launch",
