@@ -92,7 +92,7 @@ def test_unknown_operator():
 
 
 def test_warmup_asks_for_every_kernel_once(stand_in, monkeypatch):
-    monkeypatch.setattr(segsum, "_kernel", lambda problem, chunks, sms: (problem, min(chunks // sms, 2)))
+    monkeypatch.setattr(segsum, "kernel", lambda problem, chunks, sms: (problem, min(chunks // sms, 2)))
     cute_kernels.warmup("mamba_segsum", **SHAPE)
     kernels = [kernel for kernel, _ in stand_in.asked]
     assert sorted(k[1] for k in kernels) == [0, 1, 2]
