@@ -28,6 +28,8 @@ def run(
     tiles = SegsumConfig.for_shape(chunk_size, heads, groups, d_state, b * c, gpu.sm_count(dt.device))
     dtypes = (str(x.dtype).removeprefix("torch.") for x in (B, dt, A_log))
     kernel = SegsumKernel(chunk_size, heads, groups, d_state, *dtypes, "none", False, **vars(tiles))
-    sums = torch.empty(b, c, heads, chunk_size, 2, dtype=torch.float32, device=dt.device)
+    workspace = ()
+    if tiles.cluster == 1:
+        workspace = (torch.empty(b, c, heads, chunk_size, 2, dtype=torch.float32, device=dt.device),)
     launch = gpu.function(kernel, dt.device)
-    launch(dt, A_log, None, B, C, L, G, M, A_cumsum, decay_states, sums, 0.0, float("inf"))
+    launch(dt, A_log, None, B, C, L, G, M, A_cumsum, decay_states, *workspace, 0.0, float("inf"))
