@@ -19,7 +19,6 @@ from cute_kernels.device.math import select
 F32, I32 = cutlass.Float32, cutlass.Int32
 
 POINTS = 16  # a thread's points: four levels of halving between two exchanges
-LEVELS = 4
 THIRDS_POINTS = 12  # of a first pass that divides by three: 3 times 4
 FIRST = (0, 1, 2, 4)  # where a level's twiddles start: there are (1, 1, 2, 4), and others are i times these
 

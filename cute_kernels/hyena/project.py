@@ -601,8 +601,7 @@ class ProjectKernel:
         for i in cutlass.range_constexpr(2 * self.k_tiles):
             for part in cutlass.range_constexpr(self.config.parts):
                 piece = buffer + (part * self.k_tiles + i // 2) * (self.columns * K_TILE)
-                at = cute.assume(row * K_TILE + (self.element(i, lane) ^ (row & 7) * 8), divby=4)
-                cute.autovec_copy(rounded[None, i, part], four(piece + at))
+                cute.autovec_copy(rounded[None, i, part], four(place(piece, row, self.element(i, lane))))
 
     def rounded(self, x):
         """x (4, n) in the operands' type, and with two parts what is left of it: (4, n, parts)."""
@@ -619,8 +618,8 @@ class ProjectKernel:
         values = cute.make_rmem_tensor((4, 2 * self.pieces), self.dtype)
         for row, there in ((c.tile - 4 + (lane >> 3), buffer), (c.tile + 4 + (lane >> 3), following)):
             for i in cutlass.range_constexpr(2 * self.pieces):  # all loads before the first store: they take long
-                at = cute.assume(row * K_TILE + (self.element(i, lane) ^ (row & 7) * 8), divby=4)
-                some = four(there + i // 2 * (self.columns * K_TILE) + at)
+                piece = there + i // 2 * (self.columns * K_TILE)
+                some = four(place(piece, row, self.element(i, lane)))
                 if cutlass.const_expr(there is buffer):
                     cute.autovec_copy(some, values[None, i])
                 else:
@@ -632,7 +631,7 @@ class ProjectKernel:
         zero = cute.make_rmem_tensor(4, self.dtype)
         zero.fill(0.0)
         for i in cutlass.range_constexpr(2):
-            row = place(tokens, self.config.tile + 2 * i + (lane >> 4), lane)
+            row = place(tokens, self.config.tile + 2 * i + (lane >> 4), self.element(0, lane))
             for j in cutlass.range_constexpr(BUFFERS * self.pieces):
                 cute.autovec_copy(zero, four(row + j * (self.columns * K_TILE)))
 
@@ -694,7 +693,7 @@ class ProjectKernel:
             high, low = row + c.channels, I32(2 * c.channels)
             if row < c.channels:
                 high, low = 2 * row - (row & 7), I32(8)
-        start, low = place(sW, high, lane), cute.assume(low * K_TILE, divby=8 * K_TILE)
+        start, low = place(sW, high, self.element(0, lane)), cute.assume(low * K_TILE, divby=8 * K_TILE)
         for i in cutlass.range_constexpr(self.k_tiles):
             at = start + i * (self.operand_rows * K_TILE)
             for part in cutlass.range_constexpr(c.parts):
@@ -800,9 +799,9 @@ def token_of(n):
     return (n & -16) | ((n & 6) << 1) | ((n & 8) >> 2) | (n & 1)
 
 
-def place(s: cute.Pointer, row, lane):
-    """Where a thread's first four elements of a row lie, in a swizzled operand's piece that starts at `s`."""
-    return s + cute.assume(row * K_TILE + ((lane & 15) * 4 ^ (row & 7) * 8), divby=4)
+def place(s: cute.Pointer, row, element):
+    """Where four elements of a row, from `element` of its 64 on, lie in the swizzled piece that starts at `s`."""
+    return s + cute.assume(row * K_TILE + (element ^ (row & 7) * 8), divby=4)
 
 
 def four(start: cute.Pointer):
