@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _get_tracing_state, _len_torch_dispatch_stack
+from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
-from torch.autograd.graph import increment_version
 
 from cute_kernels.runtime import backend
 
@@ -20,9 +20,9 @@ PLAIN_OR_NONE = PLAIN | {type(None)}
 def is_observed() -> bool:
     """Whether somebody beside autograd watches torch's calls: a dispatch mode, functorch, a tracer, forward-mode AD."""
     return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._get_tracing_state() is not None
+        _len_torch_dispatch_stack() > 0
+        or peek_interpreter_stack() is not None
+        or _get_tracing_state() is not None
         or forward_ad._current_level >= 0
     )
 
@@ -110,7 +110,7 @@ def check_output(
     like: str,  # the argument whose device it is
 ) -> None:
     """ValueError where a given output has the wrong shape, type, device or layout. Reads metadata alone."""
-    if x.shape == shape and x.dtype is dtype and x.device == device and x.is_contiguous() and not x.is_neg():
+    if x.dtype is dtype and x.shape == shape and x.device == device and x.is_contiguous() and not x.is_neg():
         return
     if x.shape != shape:
         raise wrong(operator, name, f"of shape {list(x.shape)}", f"{list(shape)}")
@@ -132,23 +132,24 @@ def check_memory(
     inputs: Sequence[Tensor | None],
 ) -> None:
     """ValueError where a given output is misaligned, or shares memory with another output or an input."""
-    spans = []  # (first address, address past the end) of each output
+    spans = []  # first address, and address past the end
     for name, x, size in zip(names, out, sizes, strict=True):
         start = x.data_ptr()
         if start & 15:
             raise wrong(operator, name, f"at address {start:#x}", "aligned to 16 bytes")
         spans.append((start, start + size))
+    spans += [((start := x.data_ptr()), start + extent(x)) for x in inputs if x is not None]
     spans.sort()
-    first, last = spans[0][0], spans[-1][1]
-    shared = any([b[0] < a[1] for a, b in itertools.pairwise(spans)])
-    for x in inputs:
-        if x is None or (start := x.data_ptr()) >= last:
-            continue
-        end = start + extent(x)
-        if end > first and any([start < b and a < end for a, b in spans]):
-            shared = True
-    if shared:
-        raise ValueError(_shared_memory(operator, names, out, input_names, inputs))
+    end = 0
+    for start, stop in spans:
+        if start < end:
+            break
+        end = stop
+    else:
+        return
+    # Inputs may overlap each other.
+    if found := _shared_memory(operator, names, out, input_names, inputs):
+        raise ValueError(found)
 
 
 def extent(x: Tensor) -> int:
@@ -159,31 +160,25 @@ def extent(x: Tensor) -> int:
     return (last + 1) * x.element_size()
 
 
-def _shared_memory(operator, names, out, input_names, inputs) -> str:
+def _shared_memory(operator, names, out, input_names, inputs) -> str | None:
     named = list(zip(names, out, strict=True))
     named += [(n, x) for n, x in zip(input_names, inputs, strict=True) if x is not None]
     for k, (name, x) in enumerate(named[: len(names)]):
         for other, y in named[k + 1 :]:
             if x.data_ptr() < y.data_ptr() + extent(y) and y.data_ptr() < x.data_ptr() + extent(x):
                 return f"{operator}: {name} shares memory with {other}, but must have its own"
-    raise AssertionError("no two spans overlap")
+    return None
 
 
 def given_output(
     operator: str,
     out: Any,
-    template: Tensor,  # of the output's shape, type and device
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
     like: str,  # the argument whose device it is
-    input_names: Sequence[str],
-    inputs: Sequence[Tensor | None],
-    empty: bool,  # nothing will be written
 ) -> Tensor:
-    """The tensor given as `out`, checked, and counted as changed in place. ValueError where it can't be written to."""
+    """The tensor given as `out`. ValueError where its metadata are wrong."""
     out = as_tensor(operator, "out", out)
-    check_output(operator, "out", out, template.shape, template.dtype, template.device, like)
-    if not empty:
-        num_bytes = template.numel() * template.element_size()
-        check_memory(operator, ("out",), (out,), (num_bytes,), input_names, inputs)
-    if not out.is_inference():
-        increment_version([out])  # autograd can't see a kernel write
+    check_output(operator, "out", out, shape, dtype, device, like)
     return out

@@ -22,8 +22,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import _any_requires_grad
+from torch.autograd.graph import increment_version
 
 from cute_kernels import checks
+from cute_kernels.checks import PLAIN, is_observed
 from cute_kernels.hyena import precision as precision_
 from cute_kernels.hyena.compose import Composition
 from cute_kernels.hyena.params import (
@@ -33,13 +36,13 @@ from cute_kernels.hyena.params import (
     HyenaBlockParams,
     HyenaOptions,
     HyenaProblem,
+    Kind,
     check_options,
     is_int,
     readable,
 )
-from cute_kernels.runtime import backend
+from cute_kernels.runtime import backend, fresh
 from cute_kernels.runtime.kernel import Kernel
-from cute_kernels.runtime.template import template
 
 OPERATOR = "hyena_block"
 
@@ -103,26 +106,29 @@ def hyena_block(
     elif not isinstance(params, HyenaBlockParams):
         must = "HyenaBlockParams, or what their prepare() returns"
         raise TypeError(f"{OPERATOR}: params is of type {type(params).__qualname__}, but must be {must}")
-    given = (layer_norm_eps, exp_mod_shift, l_max, filter_layout, bias_in_filter, norm_len)
     options = params.options
-    for value in given:
-        if value is not None:
-            options = _merge(options, given, prepared)
-            break
-    if type(x) not in checks.PLAIN:
+    if (
+        layer_norm_eps is not None
+        or exp_mod_shift is not None
+        or l_max is not None
+        or filter_layout is not None
+        or bias_in_filter is not None
+        or norm_len is not None
+    ):
+        given = (layer_norm_eps, exp_mod_shift, l_max, filter_layout, bias_in_filter, norm_len)
+        options = _merge(options, given, prepared)
+    if type(x) not in PLAIN:
         x = checks.as_tensor(OPERATOR, "x", x)
     if prepared is not None:
         _check_prepared(x, prepared, options, precision)
     if torch.compiler.is_compiling():
         return _through_dispatcher(x, params, options, precision, prepared, out)
     if (
-        not (params.plain and type(x) in checks.PLAIN)
-        or checks.is_observed()
+        type(x) not in PLAIN
+        or not params.plain
+        or is_observed()
         or torch._C._is_any_autocast_enabled()
-        or (
-            torch.is_grad_enabled()
-            and (x.requires_grad or params.requires_grad or (isinstance(out, Tensor) and out.requires_grad))
-        )
+        or (torch.is_grad_enabled() and _any_requires_grad(x, out, *params.everything))
     ):
         return _through_dispatcher(x, params, options, precision, prepared, out)
     # Straight to the kernels: the dispatcher of torch.library would cost several times the launches.
@@ -178,7 +184,8 @@ class _Plan(NamedTuple):
 
     composition: Composition
     run: Callable[..., None]  # (x, weights, prepared constants, out)
-    template: Tensor  # of the output: its metadata over one element, for empty_like
+    shape: torch.Size  # of the output
+    new: Callable[[], list[Tensor]]  # an output
     empty: bool  # nothing to compute
 
 
@@ -196,7 +203,8 @@ def run(
 ) -> Tensor:
     """The operator on plain tensors, below autograd."""
     current = backend.current()
-    key = (x.shape, x.dtype, x.layout, x.device, params.device, params.problem, options, precision, current)
+    kind = params.kind if options is params.options else Kind.of(params.problem, options, params.device)
+    key = (x.shape, x.dtype, x.layout, x.device, kind, precision, current)
     plan = _plans.get(key)
     if plan is None:
         plan = _make_plan(x, params, options, precision)
@@ -204,10 +212,13 @@ def run(
             _plans.clear()
         _plans[key] = plan
     if out is None:
-        out = torch.empty_like(plan.template)
+        (out,) = plan.new()
     else:
-        inputs = (x, *params.tensors, params.z, buffer)
-        out = checks.given_output(OPERATOR, out, plan.template, "x", _INPUT_NAMES, inputs, plan.empty)
+        out = checks.given_output(OPERATOR, out, plan.shape, torch.float32, x.device, "x")
+        if not (plan.empty or _apart(out, x, params, buffer)):
+            inputs = (x, *params.tensors, params.z, buffer)
+            checks.check_memory(OPERATOR, ("out",), (out,), (out.nbytes,), _INPUT_NAMES, inputs)
+        increment_version(out)  # autograd can't see a kernel write
     composition = plan.composition
     if buffer is not None and buffer.numel() != composition.constants_size:
         raise checks.wrong(
@@ -218,11 +229,25 @@ def run(
         )
     if plan.empty:
         return out
-    plan.run(readable(x), params.weights(), buffer, out)
+    if not x.is_contiguous() or x.is_neg() or x.data_ptr() & 15:
+        x = readable(x)
+    plan.run(x, params.weights(), buffer, out)
     return out
 
 
 _INPUT_NAMES = ("x", *NAMES, "z", "prepared")
+
+
+def _apart(out: Tensor, x: Tensor, params: HyenaBlockParams, buffer: Tensor | None) -> bool:
+    """Whether out is certainly aligned and shares no memory with an input: `check_memory` where it's well."""
+    start, size = out.data_ptr(), out.nbytes
+    return (
+        not start & 15
+        and x.is_contiguous()
+        and abs(x.data_ptr() - start) >= size
+        and (buffer is None or not -buffer.nbytes < buffer.data_ptr() - start < size)
+        and params.apart(start, start + size)
+    )
 
 
 def _make_plan(x: Tensor, params: HyenaBlockParams, options: HyenaOptions, precision: str) -> _Plan:
@@ -231,7 +256,7 @@ def _make_plan(x: Tensor, params: HyenaBlockParams, options: HyenaOptions, preci
     composition = _composition(x, params.problem, options, precision)
     empty = x.numel() == 0 or device.type == "meta"
     run = composition.run if empty or composition.launches is None else composition.launcher()
-    return _Plan(composition, run, template(x.shape, torch.float32, device), empty)
+    return _Plan(composition, run, x.shape, fresh.maker(device, [(x.shape, torch.float32)]), empty)
 
 
 def _composition(x: Tensor, problem: HyenaProblem, options: HyenaOptions, precision: str) -> Composition:

@@ -6,18 +6,19 @@ y[b, d, t] = post_gate * (sum over s <= t of k[d, s] g[b, d, t - s] + skip[d] * 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from cute_kernels import checks
 from cute_kernels.hyena import precision as precision_
 from cute_kernels.hyena import stages, torch_path
 from cute_kernels.hyena.compose import conv_kernel
 from cute_kernels.hyena.config import LongConv
-from cute_kernels.runtime import backend
+from cute_kernels.runtime import backend, fresh
 from cute_kernels.runtime.kernel import Kernel
 
 OPERATOR = "causal_long_conv"
@@ -87,7 +88,8 @@ def _through_dispatcher(u, k, skip, pre_gate, post_gate, precision, out) -> Tens
 class _Plan(NamedTuple):
     """What follows from the arguments' metadata, found once for each combination of them."""
 
-    template: Tensor  # of the output: its metadata over one element, for empty_like
+    shape: torch.Size  # of the output
+    new: Callable[[], list[Tensor]]  # an output
     empty: bool  # nothing to compute
     kernel: bool  # whether one covers the length
     rows: int  # batch rows that PyTorch computes at a time
@@ -120,9 +122,12 @@ def run(
             _plans.clear()
         _plans[key] = plan
     if out is None:
-        out = torch.empty_like(plan.template)
+        (out,) = plan.new()
     else:
-        out = checks.given_output(OPERATOR, out, plan.template, "u", _INPUT_NAMES, inputs, plan.empty)
+        out = checks.given_output(OPERATOR, out, plan.shape, torch.float32, u.device, "u")
+        if not plan.empty:
+            checks.check_memory(OPERATOR, ("out",), (out,), (out.nbytes,), _INPUT_NAMES, inputs)
+        increment_version(out)  # autograd can't see a kernel write
     if plan.empty:
         return out
     if plan.kernel:
@@ -145,9 +150,9 @@ def _make_plan(u, k, skip, pre_gate, post_gate) -> _Plan:
         backend.current().arch(u.device)  # NotImplementedError where there are no kernels for it
         given = {"skip": skip is not None, "pre_gate": pre_gate is not None, "post_gate": post_gate is not None}
         kernel = conv_kernel(u.shape[2] if k.shape[1] else 0, **given)
-    template = torch.empty(1, dtype=torch.float32, device=u.device).expand(u.shape)
+    new = fresh.maker(u.device, [(u.shape, torch.float32)])
     rows = max(1, SLICE_ELEMENTS // max(u.shape[1] * u.shape[2], 1))
-    return _Plan(template, u.numel() == 0 or u.device.type == "meta", kernel is not None, rows)
+    return _Plan(u.shape, new, u.numel() == 0 or u.device.type == "meta", kernel is not None, rows)
 
 
 def _readable(x: Tensor | None) -> Tensor | None:

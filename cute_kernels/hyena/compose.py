@@ -28,9 +28,8 @@ from cute_kernels.hyena.config import (
 from cute_kernels.hyena.params import ORDER, HyenaOptions, HyenaProblem
 from cute_kernels.hyena.precision import products
 from cute_kernels.hyena.workspace import Constants, pitch
-from cute_kernels.runtime import backend
+from cute_kernels.runtime import backend, fresh
 from cute_kernels.runtime.kernel import Kernel
-from cute_kernels.runtime.template import template
 
 # PyTorch's intermediates are several times as large as the widest of them: rows go through in slices of this size.
 SLICE_ELEMENTS = 1 << 28
@@ -200,16 +199,17 @@ class Composition:
         k_offset = self.constants.offsets()["k"]
         scratch_size, constants_size = 2 * b * width * pitch(lf), self.constants_size
         scratch_alone, both = (
-            template((n,), torch.float32, device) for n in (scratch_size, constants_size + scratch_size)
+            fresh.maker(device, [((n,), torch.float32)]) for n in (scratch_size, constants_size + scratch_size)
         )
 
         def launch(x, w, constants, out):
             first, skip, last = w.held(current)
             if constants is None:  # the first launch makes them
-                scratch = constants = torch.empty_like(both)
+                (constants,) = both()
+                scratch = constants
                 offset, beside = constants_size, 1
             else:
-                scratch = torch.empty_like(scratch_alone)
+                (scratch,) = scratch_alone()
                 offset, beside = 0, 0
             project(x, *first, scratch, constants, offset, lf, run, blocks, beside, eps, norm_len, shift)
             mix(skip, scratch, constants, offset, k_offset, b, lf, mix_rows)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cute_kernels import checks
+from cute_kernels.hyena.addresses import Addresses
 from cute_kernels.hyena.stages import Arguments
 
 if TYPE_CHECKING:
@@ -103,6 +104,20 @@ class HyenaProblem:
     order: int
     emb_dim: int
     z_rows: int | None  # rows of the stored positions
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """What of a block's params decides how it runs. One object for all that are equal, so that it hashes fast."""
+
+    problem: HyenaProblem
+    options: HyenaOptions
+    device: torch.device
+
+    @staticmethod
+    @functools.lru_cache(4096)
+    def of(problem: HyenaProblem, options: HyenaOptions, device: torch.device) -> Kind:
+        return Kind(problem, options, device)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -215,7 +230,23 @@ class HyenaBlockParams:
     @property
     def requires_grad(self) -> bool:
         """Whether a weight, or z, requires grad now."""
-        return any([t.requires_grad for t in self.tensors]) or (self.z is not None and self.z.requires_grad)
+        return any([t.requires_grad for t in self.everything])
+
+    @functools.cached_property
+    def everything(self) -> tuple[Tensor, ...]:
+        """The 24 weights, and z where there is one."""
+        return self.tensors if self.z is None else (*self.tensors, self.z)
+
+    def apart(self, start: int, end: int) -> bool:
+        """Whether no weight, nor z, shares memory with the addresses from start to end."""
+        known = self.__dict__.get("_addresses")
+        if known is None or not known.hold():
+            known = self.__dict__["_addresses"] = Addresses(self.everything)
+        return known.apart(start, end)
+
+    @functools.cached_property
+    def kind(self) -> Kind:
+        return Kind.of(self.problem, self.options, self.device)
 
     def weights(self) -> Arguments:
         """The 24 weights and "z" (where there is one) by name, as kernels can read them: copied where they must be."""

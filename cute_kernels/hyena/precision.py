@@ -17,6 +17,10 @@ NAMES = tuple(Precision.NAMES)
 _OF_TORCH = {"ieee": "highest", "tf32": "high", "bf16": "medium"}
 
 
+# What torch.backends.cuda.matmul.fp32_precision reads, after a microsecond of comparing names.
+_fp32_precision = torch._C._get_fp32_precision_getter
+
+
 def resolve(operator: str, precision: str | None) -> str:
     """The precision's name; None asks torch. ValueError where there is no such name.
 
@@ -25,7 +29,7 @@ def resolve(operator: str, precision: str | None) -> str:
     and says so here, so None means "high" then.
     """
     if precision is None:
-        new = torch.backends.cuda.matmul.fp32_precision
+        new = _fp32_precision("cuda", "matmul")
         return _OF_TORCH[new] if new in _OF_TORCH else torch.get_float32_matmul_precision()
     if not isinstance(precision, str) or precision not in Precision.NAMES:
         raise checks.wrong(operator, "precision", repr(precision), f"{', '.join(map(repr, NAMES))} or None")

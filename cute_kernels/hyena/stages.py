@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cute_kernels.hyena import torch_path
+from cute_kernels.hyena.addresses import Addresses
 from cute_kernels.hyena.config import ClusterFinish, ConvertWeights, Filter, Finish, LongConv, Precision, Project
 from cute_kernels.hyena.workspace import pitch
 from cute_kernels.runtime import backend
@@ -32,17 +33,16 @@ class Operands:
 class Arguments(dict):
     """A block's weights by name, and in the order in which the launches take them, found once."""
 
-    _held: tuple[backend.Backend | None, list[int], tuple] = None, [], ()
+    _held: tuple[backend.Backend | None, Addresses | None, tuple] = None, None, ()
 
     def held(self, current: backend.Backend) -> tuple[tuple, Any, tuple]:
         """Those of the three launches, as `current` passes them at the least cost."""
-        addresses = [t.data_ptr() for t in self.values()]
-        known, where, arguments = self._held
-        if known is not current or where != addresses:  # a storage that is resized moves
+        known, addresses, arguments = self._held
+        if known is not current or not addresses.hold():  # a storage that is resized moves
             hold = current.held
             first = tuple(map(hold, (*self.project, *self.filter, *self.matrices)))
             arguments = first, hold(self.skip), tuple(map(hold, self.finish))
-            self._held = current, addresses, arguments
+            self._held = current, Addresses(self.values()), arguments
         return arguments
 
     @functools.cached_property

@@ -16,20 +16,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import _any_requires_grad
 from torch.autograd.graph import increment_version
 
 from cute_kernels import checks
 from cute_kernels.checks import PLAIN, PLAIN_OR_NONE, dtype_name
 from cute_kernels.mamba.segsum_torch import segsum_torch
-from cute_kernels.runtime import backend
+from cute_kernels.runtime import backend, fresh
 from cute_kernels.runtime.kernel import Kernel
-from cute_kernels.runtime.template import template
 
 INF = float("inf")
 OPERATOR = "mamba_segsum"
@@ -113,7 +114,7 @@ def mamba_segsum(
             or B.requires_grad
             or C.requires_grad
             or (dt_bias is not None and dt_bias.requires_grad)
-            or (out is not None and any(isinstance(t, Tensor) and t.requires_grad for t in out))
+            or (out is not None and _any_requires_grad(*out))
         )
     ):
         return _through_dispatcher(dt, A_log, B, C, dt_bias, dt_limit, g_layout, out)
@@ -158,8 +159,10 @@ class _Plan(NamedTuple):
     launch: Callable[..., object] | None  # None: plain PyTorch
     dt_limit: tuple[float, float]
     outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]  # shape and type, in order
+    metadata: list[tuple]  # of the outputs
     output_bytes: tuple[int, ...]
-    templates: tuple[Tensor, ...]  # of the outputs: their metadata over one element, for empty_like
+    new: Callable[[], list[Tensor]]  # the outputs
+    known_apart: list[tuple]  # the last addresses of outputs and inputs that were found to share no memory
     device: torch.device
     empty: bool  # nothing to compute: no chunks, or no memory
     may_be_negated: bool  # an input may be a lazily negated view: the imaginary part of a conjugate, fp16 or fp32
@@ -215,13 +218,10 @@ def run(
     if plan.launch is None:
         return _run_torch(plan, dt, A_log, B, C, dt_bias, g_layout, out)
     if out is None:
-        L, G, M, A_cumsum, decay_states = plan.templates
-        new = torch.empty_like
-        out = SegsumOutputs(new(L), new(G), new(M), new(A_cumsum), new(decay_states))
+        out = SegsumOutputs(*plan.new())
     else:
         out = _checked_out(plan, out, dt, A_log, B, C, dt_bias)
-        # Autograd can't see the kernel write; a tensor made in inference mode has no version.
-        increment_version([t for t in out if not t.is_inference()])
+        increment_version(out)  # autograd can't see a kernel write
     if plan.empty:
         return out
     if plan.may_be_negated:
@@ -245,11 +245,26 @@ def _run_torch(plan: _Plan, dt, A_log, B, C, dt_bias, g_layout, out) -> SegsumOu
     return out
 
 
+_metadata = operator.attrgetter("shape", "dtype", "device")
+
+
 def _checked_out(plan: _Plan, out: Sequence[Tensor], *inputs: Tensor | None) -> SegsumOutputs:
     out = _as_outputs(out)
-    check_outputs(out, plan.outputs, plan.device)
+    if not (
+        [*map(_metadata, out)] == plan.metadata
+        and all(map(Tensor.is_contiguous, out))
+        and not any(map(Tensor.is_neg, out))
+    ):
+        check_outputs(out, plan.outputs, plan.device)
     if not plan.empty:
-        checks.check_memory(OPERATOR, _OUT_NAMES, out, plan.output_bytes, _INPUT_NAMES, inputs)
+        dt, A_log, _, _, dt_bias = inputs  # the plan is for one choice of B's and C's strides
+        where = (
+            *(*map(Tensor.data_ptr, out), *map(Tensor.data_ptr, inputs[:4]), dt.stride(), A_log.stride()),
+            None if dt_bias is None else (dt_bias.data_ptr(), dt_bias.stride()),
+        )
+        if where not in plan.known_apart:
+            checks.check_memory(OPERATOR, _OUT_NAMES, out, plan.output_bytes, _INPUT_NAMES, inputs)
+            plan.known_apart[:] = [where]
     return out
 
 
@@ -270,8 +285,10 @@ def _make_plan(dt, A_log, B, C, dt_bias, dt_limit, g_layout) -> _Plan:
         launch,
         dt_limit,
         outputs,
+        [(shape, dtype, device) for shape, dtype in outputs],
         tuple(math.prod(shape) * dtype.itemsize for shape, dtype in outputs),
-        tuple(template(shape, dtype, device) for shape, dtype in outputs),
+        fresh.maker(device, outputs),
+        [],
         device,
         empty,
         not {problem.dtype, problem.dt_dtype, problem.A_dtype, problem.bias_dtype} <= {torch.bfloat16, None},
@@ -357,10 +374,10 @@ def _launcher(
         function(dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states, dt_min, dt_max)
 
     # The first kernel leaves its running sums, as pairs of fp32, to the second.
-    like_sums = template((b, c, problem.num_heads, problem.chunk_size, 2), torch.float32, device)
+    new_sums = fresh.maker(device, [((b, c, problem.num_heads, problem.chunk_size, 2), torch.float32)])
 
     def launch_two(dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states):
-        sums = torch.empty_like(like_sums)
+        (sums,) = new_sums()
         function(dt, A_log, dt_bias, B, C, L, G, M, A_cumsum, decay_states, sums, dt_min, dt_max)
 
     return launch if key.cluster > 1 else launch_two
@@ -460,7 +477,7 @@ def _as_tensor(name: str, x: Any) -> Tensor:
 
 
 def _as_outputs(out: Sequence[Tensor]) -> SegsumOutputs:
-    if type(out) is SegsumOutputs and all(isinstance(t, Tensor) for t in out):
+    if type(out) is SegsumOutputs and {*map(type, out)} <= PLAIN:
         return out
     if isinstance(out, Tensor) or not isinstance(out, Sequence) or len(out) != len(SegsumOutputs._fields):
         was = f"{len(out)} items" if isinstance(out, Sequence) else type(out).__qualname__

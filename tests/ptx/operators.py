@@ -28,7 +28,7 @@ import torch
 import cute_kernels
 from cute_kernels.hyena import stages
 from cute_kernels.hyena.config import Finish, Precision
-from cute_kernels.runtime import backend, cache
+from cute_kernels.runtime import backend, cache, fresh
 from reference import hyena_inputs, inputs
 from reference.ptx.machine import ptx_machine
 
@@ -167,9 +167,11 @@ def poisoned_empty() -> Iterator[None]:
 
     for name, original in originals.items():
         setattr(torch, name, functools.partial(poisoned, original))
+    empty_strided, fresh.empty_strided = fresh.empty_strided, None  # makers of this time use torch.empty_like
     try:
         yield
     finally:
+        fresh.empty_strided = empty_strided
         for name, original in originals.items():
             setattr(torch, name, original)
 

@@ -1,0 +1,50 @@
+"""Where tensors lay at one time: whether they are still there, and what shares memory with them."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from cute_kernels import checks
+
+# What CUDA graph trees ask of their static inputs: one call in place of one for each tensor. Not in builds for CPUs.
+_equal = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
+
+
+class Addresses:
+    """The addresses of some tensors at one time."""
+
+    def __init__(self, tensors: Iterable[Tensor]):
+        self._tensors = [*tensors]
+        self._addresses = self._now()
+        self._indices = [*range(len(self._tensors))]
+
+    def _now(self) -> list[int]:
+        return [*map(Tensor.data_ptr, self._tensors)]
+
+    def hold(self) -> bool:
+        """Whether they are the same now."""
+        if _equal is None:
+            return self._now() == self._addresses
+        return _equal(self._tensors, self._addresses, self._indices)
+
+    @functools.cached_property
+    def _bounds(self) -> list[int]:
+        """First address, and address past the end, of the memory that the tensors cover: ascending, in pieces."""
+        bounds = []
+        sizes = map(checks.extent, self._tensors)
+        for start, end in sorted((start, start + size) for start, size in zip(self._addresses, sizes, strict=True)):
+            if bounds and start <= bounds[-1]:
+                bounds[-1] = max(bounds[-1], end)
+            else:
+                bounds += [start, end]
+        return bounds
+
+    def apart(self, start: int, end: int) -> bool:
+        """Whether none of them shares memory with the addresses from start to end."""
+        place = bisect.bisect_right(self._bounds, start)
+        return place % 2 == 0 and (place == len(self._bounds) or end <= self._bounds[place])
