@@ -119,7 +119,7 @@ def hyena_block(
         options = _merge(options, given, prepared)
     if type(x) not in PLAIN:
         x = checks.as_tensor(OPERATOR, "x", x)
-    if prepared is not None:
+    if prepared is not None and (precision is not None or x.dim() != 3 or x.size(1) != prepared.seq_len):
         _check_prepared(x, prepared, options, precision)
     if torch.compiler.is_compiling():
         return _through_dispatcher(x, params, options, precision, prepared, out)
