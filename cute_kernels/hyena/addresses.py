@@ -6,13 +6,9 @@ import bisect
 import functools
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor
 
 from cute_kernels import checks
-
-# What CUDA graph trees ask of their static inputs: one call in place of one for each tensor. Not in builds for CPUs.
-_equal = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
 
 
 class Addresses:
@@ -20,17 +16,11 @@ class Addresses:
 
     def __init__(self, tensors: Iterable[Tensor]):
         self._tensors = [*tensors]
-        self._addresses = self._now()
-        self._indices = [*range(len(self._tensors))]
-
-    def _now(self) -> list[int]:
-        return [*map(Tensor.data_ptr, self._tensors)]
+        self._addresses = [*map(Tensor.data_ptr, self._tensors)]
 
     def hold(self) -> bool:
         """Whether they are the same now."""
-        if _equal is None:
-            return self._now() == self._addresses
-        return _equal(self._tensors, self._addresses, self._indices)
+        return [*map(Tensor.data_ptr, self._tensors)] == self._addresses
 
     @functools.cached_property
     def _bounds(self) -> list[int]:
