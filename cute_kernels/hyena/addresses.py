@@ -6,28 +6,30 @@ import bisect
 import functools
 from collections.abc import Iterable
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from cute_kernels import checks
 
 
 class Addresses:
-    """The addresses of some tensors at one time."""
+    """The addresses of some tensors at one time: a storage that is resized moves."""
 
     def __init__(self, tensors: Iterable[Tensor]):
         self._tensors = [*tensors]
-        self._addresses = [*map(Tensor.data_ptr, self._tensors)]
+        self._storages = [*{s._cdata: s for s in (t.untyped_storage() for t in self._tensors)}.values()]
+        self._addresses = [*map(UntypedStorage.data_ptr, self._storages)]
 
     def hold(self) -> bool:
         """Whether they are the same now."""
-        return [*map(Tensor.data_ptr, self._tensors)] == self._addresses
+        return [*map(UntypedStorage.data_ptr, self._storages)] == self._addresses
 
     @functools.cached_property
     def _bounds(self) -> list[int]:
         """First address, and address past the end, of the memory that the tensors cover: ascending, in pieces."""
         bounds = []
         sizes = map(checks.extent, self._tensors)
-        for start, end in sorted((start, start + size) for start, size in zip(self._addresses, sizes, strict=True)):
+        starts = map(Tensor.data_ptr, self._tensors)
+        for start, end in sorted((start, start + size) for start, size in zip(starts, sizes, strict=True)):
             if bounds and start <= bounds[-1]:
                 bounds[-1] = max(bounds[-1], end)
             else:

@@ -41,7 +41,7 @@ from cute_kernels.hyena.params import (
     is_int,
     readable,
 )
-from cute_kernels.runtime import backend, fresh
+from cute_kernels.runtime import backend
 from cute_kernels.runtime.kernel import Kernel
 
 OPERATOR = "hyena_block"
@@ -128,7 +128,14 @@ def hyena_block(
         or not params.plain
         or is_observed()
         or torch._C._is_any_autocast_enabled()
-        or (torch.is_grad_enabled() and _any_requires_grad(x, out, *params.everything))
+        or (
+            torch.is_grad_enabled()
+            and (
+                x.requires_grad
+                or _any_requires_grad(*params.everything)
+                or (isinstance(out, Tensor) and out.requires_grad)
+            )
+        )
     ):
         return _through_dispatcher(x, params, options, precision, prepared, out)
     # Straight to the kernels: the dispatcher of torch.library would cost several times the launches.
@@ -183,9 +190,8 @@ class _Plan(NamedTuple):
     """What follows from the arguments' metadata, found once for each combination of them."""
 
     composition: Composition
-    run: Callable[..., None]  # (x, weights, prepared constants, out)
+    run: Callable[..., Tensor]  # (x, weights, prepared constants, out)
     shape: torch.Size  # of the output
-    new: Callable[[], list[Tensor]]  # an output
     empty: bool  # nothing to compute
 
 
@@ -211,9 +217,7 @@ def run(
         if len(_plans) >= _MAX_PLANS:
             _plans.clear()
         _plans[key] = plan
-    if out is None:
-        (out,) = plan.new()
-    else:
+    if out is not None:
         out = checks.given_output(OPERATOR, out, plan.shape, torch.float32, x.device, "x")
         if not (plan.empty or _apart(out, x, params, buffer)):
             inputs = (x, *params.tensors, params.z, buffer)
@@ -228,11 +232,10 @@ def run(
             f"prepared for this precision, device and length, to {composition.constants_size} numbers",
         )
     if plan.empty:
-        return out
+        return torch.empty(plan.shape, dtype=torch.float32, device=x.device) if out is None else out
     if not x.is_contiguous() or x.is_neg() or x.data_ptr() & 15:
         x = readable(x)
-    plan.run(x, params.weights(), buffer, out)
-    return out
+    return plan.run(x, params.weights(), buffer, out)
 
 
 _INPUT_NAMES = ("x", *NAMES, "z", "prepared")
@@ -256,7 +259,7 @@ def _make_plan(x: Tensor, params: HyenaBlockParams, options: HyenaOptions, preci
     composition = _composition(x, params.problem, options, precision)
     empty = x.numel() == 0 or device.type == "meta"
     run = composition.run if empty or composition.launches is None else composition.launcher()
-    return _Plan(composition, run, x.shape, fresh.maker(device, [(x.shape, torch.float32)]), empty)
+    return _Plan(composition, run, x.shape, empty)
 
 
 def _composition(x: Tensor, problem: HyenaProblem, options: HyenaOptions, precision: str) -> Composition:

@@ -176,8 +176,11 @@ class Composition:
         x: Tensor,  # [B, L, D], contiguous and aligned
         w: Mapping[str, Tensor],
         buffer: Tensor | None,  # of `constants`, prepared
-        out: Tensor,  # [B, L, D]
-    ) -> None:
+        out: Tensor | None,  # [B, L, D]; made where it's None
+    ) -> Tensor:
+        """The block's output."""
+        if out is None:
+            out = torch.empty(x.shape, dtype=torch.float32, device=self.device)
         k, operands = self._split(self.make_constants(w) if buffer is None else buffer)
         largest = self.length * max(3 * self.problem.width, self.problem.inner)
         rows = max(1, SLICE_ELEMENTS // max(largest, 1))
@@ -185,8 +188,9 @@ class Composition:
             for first in range(0, x.shape[0], rows):
                 part = slice(first, first + rows)
                 self._run_mixed(x[part], w, k, operands, out[part])
+        return out
 
-    def launcher(self) -> Callable[[Tensor, stages.Arguments, Tensor | None, Tensor], None]:
+    def launcher(self) -> Callable[[Tensor, stages.Arguments, Tensor | None, Tensor | None], Tensor]:
         """`run` in three launches, with all that is the same for every call found before."""
         current, device = backend.current(), self.device
         project, mix, finish = (current.function(kernel, device) for kernel in vars(self.launches).values())
@@ -198,22 +202,28 @@ class Composition:
         mix_rows = self.launches.mix.rows(b, width, sm_count)
         k_offset = self.constants.offsets()["k"]
         scratch_size, constants_size = 2 * b * width * pitch(lf), self.constants_size
-        scratch_alone, both = (
-            fresh.maker(device, [((n,), torch.float32)]) for n in (scratch_size, constants_size + scratch_size)
-        )
+        result = (b, self.length, width), torch.float32
+        makers = []  # with constants in the scratch's buffer, and without: of this buffer, and of the output after it
+        for size in (constants_size + scratch_size, scratch_size):
+            buffer = (size,), torch.float32
+            makers.append((fresh.maker(device, [buffer]), fresh.maker(device, [buffer, result])))
+        beside_constants, alone = makers
 
         def launch(x, w, constants, out):
             first, skip, last = w.held(current)
-            if constants is None:  # the first launch makes them
-                (constants,) = both()
-                scratch = constants
-                offset, beside = constants_size, 1
+            make, make_both = beside_constants if constants is None else alone
+            if out is None:
+                scratch, out = make_both()
             else:
-                (scratch,) = scratch_alone()
+                (scratch,) = make()
+            if constants is None:  # the first launch makes them
+                constants, offset, beside = scratch, constants_size, 1
+            else:
                 offset, beside = 0, 0
             project(x, *first, scratch, constants, offset, lf, run, blocks, beside, eps, norm_len, shift)
             mix(skip, scratch, constants, offset, k_offset, b, lf, mix_rows)
             finish(x, scratch, constants, *last, out, offset, lf, eps)
+            return out
 
         return launch
 

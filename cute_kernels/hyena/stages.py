@@ -38,7 +38,7 @@ class Arguments(dict):
     def held(self, current: backend.Backend) -> tuple[tuple, Any, tuple]:
         """Those of the three launches, as `current` passes them at the least cost."""
         known, addresses, arguments = self._held
-        if known is not current or not addresses.hold():  # a storage that is resized moves
+        if known is not current or not addresses.hold():
             hold = current.held
             first = tuple(map(hold, (*self.project, *self.filter, *self.matrices)))
             arguments = first, hold(self.skip), tuple(map(hold, self.finish))
