@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from torch._C import _any_requires_grad
+from torch import Tensor, is_grad_enabled
+from torch._C import _any_requires_grad, _is_any_autocast_enabled
 from torch.autograd.graph import increment_version
+from torch.compiler import is_compiling
 
 from cute_kernels import checks
 from cute_kernels.checks import PLAIN, is_observed
@@ -121,15 +122,15 @@ def hyena_block(
         x = checks.as_tensor(OPERATOR, "x", x)
     if prepared is not None and (precision is not None or x.dim() != 3 or x.size(1) != prepared.seq_len):
         _check_prepared(x, prepared, options, precision)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return _through_dispatcher(x, params, options, precision, prepared, out)
     if (
         type(x) not in PLAIN
         or not params.plain
         or is_observed()
-        or torch._C._is_any_autocast_enabled()
+        or _is_any_autocast_enabled()
         or (
-            torch.is_grad_enabled()
+            is_grad_enabled()
             and (
                 x.requires_grad
                 or _any_requires_grad(*params.everything)
@@ -163,13 +164,13 @@ def _check_prepared(x: Tensor, prepared: PreparedHyenaBlock, options: HyenaOptio
 
 
 def _through_dispatcher(x, params, options, precision, prepared, out) -> Tensor:
-    if not torch.compiler.is_compiling():
+    if not is_compiling():
         checks.refuse_tangents(OPERATOR, x, *params.tensors, params.z)
         precision = precision_.resolve(OPERATOR, precision)
     buffer = None
     if prepared is not None:
         precision, buffer = prepared.precision, prepared.buffer
-        if torch.is_grad_enabled() and (x.requires_grad or params.requires_grad):
+        if is_grad_enabled() and (x.requires_grad or params.requires_grad):
             raise RuntimeError(
                 f"{OPERATOR}: prepared weights do not support automatic differentiation, but x or a weight requires "
                 "grad: give the params themselves, or call under torch.no_grad()"

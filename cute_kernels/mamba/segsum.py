@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 from torch._C import _any_requires_grad
 from torch.autograd.graph import increment_version
+from torch.compiler import is_compiling
 
 from cute_kernels import checks
 from cute_kernels.checks import PLAIN, PLAIN_OR_NONE, dtype_name
@@ -93,7 +94,7 @@ def mamba_segsum(
         NotImplementedError: the arguments are right, but no kernel covers them: Q, N or the GPU.
         RuntimeError: `out` together with gradients; or a CUDA graph is being captured before `cute_kernels.warmup`.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return _through_dispatcher(dt, A_log, B, C, dt_bias, dt_limit, g_layout, out)
     if (
         type(dt) not in PLAIN
@@ -107,7 +108,7 @@ def mamba_segsum(
         if not {type(x) for x in (dt, A_log, B, C, dt_bias)} <= PLAIN_OR_NONE:
             return _through_dispatcher(dt, A_log, B, C, dt_bias, dt_limit, g_layout, out)
     if checks.is_observed() or (
-        torch.is_grad_enabled()
+        is_grad_enabled()
         and (
             dt.requires_grad
             or A_log.requires_grad
@@ -123,7 +124,7 @@ def mamba_segsum(
 
 
 def _through_dispatcher(dt, A_log, B, C, dt_bias, dt_limit, g_layout, out) -> SegsumOutputs:
-    if not torch.compiler.is_compiling():
+    if not is_compiling():
         checks.refuse_tangents(OPERATOR, dt, A_log, B, C, dt_bias)
     dt_min, dt_max = _limits(dt_limit)
     args = (dt, A_log, B, C, dt_bias, dt_min, None if dt_max == INF else dt_max, g_layout)
