@@ -2,7 +2,7 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32
 from cutlass._mlir.dialects import llvm, nvvm
 from cutlass.cute.typing import AddressSpace, Pointer
 from cutlass.cutlass_dsl import dsl_user_op
@@ -36,18 +36,22 @@ def peer_address(pointer: Pointer, peer: cutlass.Int32, *, loc=None, ip=None) ->
 
 
 @cute.jit
-def store_to_peer(pointer: cute.Pointer, mbar: cute.Pointer, peer: Int32, x: Float32):
-    """Stores to the same place of shared memory in block `peer` of the cluster; completes 4 bytes on its ``mbar``."""
-    cute.arch.inline_ptx(
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [{$r0}], {$r1}, [{$r2}];",
-        read_only_args=[peer_address(pointer, peer), x, peer_address(mbar, peer)],
-    )
+def store_to_peer(pointer: cute.Pointer, mbar: cute.Pointer, peer: Int32, x: cute.Tensor):  # (1 | 2 | 4,) fp32
+    """Stores to the same place of shared memory in block `peer` of the cluster, aligned as it is long; completes its
+    bytes on that block's ``mbar``.
 
-
-@cute.jit
-def store_pair_to_peer(pointer: cute.Pointer, mbar: cute.Pointer, peer: Int32, x: Float32, y: Float32):
-    """The same for two neighbours, 8-byte aligned."""
-    cute.arch.inline_ptx(
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [{$r0}], {{$r1}, {$r2}}, [{$r3}];",
-        read_only_args=[peer_address(pointer, peer), x, y, peer_address(mbar, peer)],
-    )
+    Lanes take about a cycle each, whatever they store: few wide stores, not many narrow ones.
+    """
+    place, barrier = peer_address(pointer, peer), peer_address(mbar, peer)
+    store = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
+    if cutlass.const_expr(cute.size(x) == 4):
+        cute.arch.inline_ptx(
+            f"{store}.v4.f32 [{{$r0}}], {{{{$r1}}, {{$r2}}, {{$r3}}, {{$r4}}}}, [{{$r5}}];",
+            read_only_args=[place, x[0], x[1], x[2], x[3], barrier],
+        )
+    elif cutlass.const_expr(cute.size(x) == 2):
+        cute.arch.inline_ptx(
+            f"{store}.v2.f32 [{{$r0}}], {{{{$r1}}, {{$r2}}}}, [{{$r3}}];", read_only_args=[place, x[0], x[1], barrier]
+        )
+    else:
+        cute.arch.inline_ptx(f"{store}.f32 [{{$r0}}], {{$r1}}, [{{$r2}}];", read_only_args=[place, x[0], barrier])

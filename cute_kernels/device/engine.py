@@ -49,6 +49,11 @@ class _Engine:
         return (m + n) * k * self.k_tiles * self.dtype.width // 8
 
     @cute.jit
+    def sync(self):
+        """A barrier of the engine's threads."""
+        cute.arch.barrier(barrier_id=2, number_of_threads=self.threads)
+
+    @cute.jit
     def _issue(
         self,
         accumulate: cutlass.Constexpr,
@@ -118,13 +123,6 @@ class MmaSm90(_Engine):
         warpgroup.wait_group(0)
         ring.consumer_release(state)
 
-    def overwrite(self):
-        """All threads: waits until no warp of the engine reads the operands any more, so that threads may write there.
-
-        The engine's threads would do, but compute-sanitizer's racecheck loses track behind a barrier of a part.
-        """
-        cute.arch.sync_threads()
-
     def read(self, tiled_mma, acc, n):
         """Accumulator values and their (m, n) coordinates, indexed alike."""
         coords = tiled_mma.get_slice(cute.arch.thread_idx()[0]).partition_C(cute.make_identity_tensor(self.tile[:2]))
@@ -193,9 +191,6 @@ class MmaSm100(_Engine):
             self._issue(tcgen05.Field.ACCUMULATE, acc, tCrA, tCrB, state.index)
             ring.consumer_release(state)
             self.done.producer_commit(accumulator)
-
-    def overwrite(self):
-        pass  # ``read`` has waited for the tensor core
 
     def read(self, tiled_mma, acc, n):
         rows, columns, _ = self.tile

@@ -339,7 +339,7 @@ def kernel(problem: SegsumProblem, num_chunks: int, sm_count: int) -> Kernel:
     """The kernel specialisation for one problem and one number of chunks."""
     from cute_kernels.mamba.segsum_config import SegsumConfig, SegsumKernel
 
-    p = problem
+    p, per_group = problem, problem.g_layout == "per_group"
     return SegsumKernel(
         chunk_size=p.chunk_size,
         num_heads=p.num_heads,
@@ -349,9 +349,11 @@ def kernel(problem: SegsumProblem, num_chunks: int, sm_count: int) -> Kernel:
         dt_dtype=dtype_name(p.dt_dtype),
         A_dtype=dtype_name(p.A_dtype),
         bias_dtype="none" if p.bias_dtype is None else dtype_name(p.bias_dtype),
-        per_group=p.g_layout == "per_group",
+        per_group=per_group,
         **dataclasses.asdict(
-            SegsumConfig.for_shape(p.chunk_size, p.num_heads, p.n_groups, p.d_state, num_chunks, sm_count)
+            SegsumConfig.for_shape(
+                p.chunk_size, p.num_heads, p.n_groups, p.d_state, num_chunks, sm_count, per_group=per_group
+            )
         ),
     )
 

@@ -7,6 +7,8 @@ memory while they write what needs no sums: zeros above the diagonal, and L of t
 L and M are made as in `segsum_kernel`, with the same bits.
 """
 
+import math
+
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -15,13 +17,13 @@ import cutlass.pipeline as pipeline
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
-from cute_kernels.device.cluster import store_pair_to_peer, store_to_peer
+from cute_kernels.device.cluster import store_to_peer
 from cute_kernels.device.copy import store_evict_first
 from cute_kernels.device.engine import ring_state
 from cute_kernels.device.math import select
 from cute_kernels.mamba.segsum_config import BLOCK, PIECE, SegsumKernel
 from cute_kernels.mamba.segsum_scan import Steps, decay, difference, scan_lanes, steps_layout, write_states
-from cute_kernels.mamba.segsum_tile import VECTOR, Tile, aligned_size
+from cute_kernels.mamba.segsum_tile import VECTOR, Tile, aligned_size, tensors_at
 
 ENGINE_WARPS = 4  # wait for the product
 
@@ -102,7 +104,7 @@ class SegsumCluster(Tile):
             pairs_layout(blocks, own),
             cute.make_layout((own, key.tile_i, blocks), stride=(1, own, own * key.tile_i + 4)),
             cute.make_layout((BLOCK // 2, key.tile_i, own)),
-            steps_layout(key.tile_j, heads),
+            cute.make_layout((key.tile_j, heads), stride=(1, key.tile_j + 4)),
             cute.make_layout((heads, key.tile_i, of_tile), stride=(1, heads, heads * key.tile_i + 4)),
             cute.make_layout((heads, BLOCK, key.tile_i)),
             cute.make_layout((key.tile_i, PIECE, self.group_tile), stride=(pitch, 1, key.tile_i * pitch)),
@@ -158,10 +160,7 @@ class SegsumCluster(Tile):
         storage = memory.SmemAllocator().allocate(self.Storage)
         sB = storage.sB.get_tensor(b_layout.outer, swizzle=b_layout.inner)  # (PIECE, kt, stage and piece of K)
         sC = storage.sC.get_tensor(c_layout.outer, swizzle=c_layout.inner)  # (tile_i, kt, stage and piece of K)
-        ptr, tensors = storage.floats.data_ptr(), []
-        for layout in self.float_layouts():
-            tensors.append(cute.make_tensor(ptr, layout))
-            ptr = ptr + aligned_size(layout)
+        tensors = tensors_at(storage.floats.data_ptr(), self.float_layouts())
         sDecay, sNear, sEnd, sFactor, sDiagonal, sTileDecay, sTileFactor, sTileDiagonal, sG = tensors
 
         ring = engine.ring(storage.ab_mbar.data_ptr())
@@ -169,11 +168,6 @@ class SegsumCluster(Tile):
         if tidx == 0:
             cute.arch.mbarrier_init(tile_mbar, 1)
         cute.arch.mbarrier_init_fence()
-        if tidx == 0:
-            before = cutlass.max(cutlass.min((diagonal - j0) // BLOCK, key.tile_j // BLOCK), 0)
-            on = Int32((diagonal >= j0) & (diagonal < j0 + key.tile_j))
-            columns = key.tile_j + (before + on * BLOCK) * key.tile_i
-            cute.arch.mbarrier_arrive_and_expect_tx(tile_mbar, 4 * key.head_tile * columns)
         cute.arch.cluster_arrive_relaxed()  # others may store here once all have come so far
         one = cute.make_layout(1)
         tiles_b = cute.local_tile(tma_b[None, None, None, c, b], (PIECE, self.kt), (None, None, None))
@@ -190,6 +184,11 @@ class SegsumCluster(Tile):
         engine.begin(storage)
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
+        if tidx == 0:
+            before = cutlass.max(cutlass.min((diagonal - j0) // BLOCK, key.tile_j // BLOCK), 0)
+            on = Int32((diagonal >= j0) & (diagonal < j0 + key.tile_j))
+            columns = before * BLOCK + (before + on * BLOCK) * key.tile_i
+            cute.arch.mbarrier_arrive_and_expect_tx(tile_mbar, 4 * key.head_tile * columns)
         acc = engine.accumulator(tiled_mma)
         tCrB, tCrC = engine.operands(tiled_mma, sB, sC)
 
@@ -218,9 +217,9 @@ class SegsumCluster(Tile):
                 self.multiply(tiled_mma, acc, tCrB, tCrC, ring, p, sG, operands, first_piece, g0)
                 cute.arch.sync_threads()
             if cutlass.const_expr(key.per_group):
-                self.write_groups(sG, mG, chunk, i0, j, g0)
+                self.write_groups(sG, mG, chunk, i0, j, g0, key.threads)
             else:
-                self.write_products(sG, mG, chunk, i0, j, h0)
+                self.write_products(sG, mG, chunk, i0, j, h0, key.threads)
             if p == 0:
                 cute.arch.mbarrier_wait(tile_mbar, 0)
             if j < first_zero:
@@ -305,10 +304,6 @@ class SegsumCluster(Tile):
             for k in cutlass.range_constexpr(values):
                 steps[k] = decay(difference(end_hi, end_lo, pairs[0, k], pairs[1, k]))
             cute.autovec_copy(steps, sMine)
-            peer, column = lane * values // key.tile_j, lane * values % key.tile_j
-            for k in cutlass.range_constexpr(0, values, 2):
-                place = sTileDecay[None, h0 + h].iterator + cute.assume(column + k, divby=2)
-                store_pair_to_peer(place, tile_mbar, peer, steps[k], steps[k + 1])
             row = lane * values - diagonal
             if (row >= 0) & (row < cute.size(sNear, mode=[2])):
                 cute.autovec_copy(
@@ -316,6 +311,11 @@ class SegsumCluster(Tile):
                 )
             if lane % lanes == lanes - 1:
                 cute.autovec_copy(pairs[None, values - 1], sEnd[None, h, lane // lanes])
+            if lane * values < diagonal:
+                peer, column, width = lane * values // key.tile_j, lane * values % key.tile_j, min(values, 4)
+                for k in cutlass.range_constexpr(0, values, width):
+                    place = sTileDecay[None, h0 + h].iterator + cute.assume(column + k, divby=width)
+                    store_to_peer(place, tile_mbar, peer, cute.flat_divide(steps, (width,))[None, k // width])
             if i0 + key.tile_i == key.chunk_size:
                 write_states(pairs, total, gA_cumsum[None, h], gstates[None, h])
 
@@ -331,16 +331,18 @@ class SegsumCluster(Tile):
         h0: Int32,
     ):
         """Decays to each row from the last column of each block left of the diagonal's."""
-        key, own = self.key, self.own_heads
+        key, own, width = self.key, self.own_heads, math.gcd(self.own_heads, 4)
         of_tile = key.tile_j // BLOCK
-        total = i0 // BLOCK * (own * key.tile_i)
+        factor = cute.make_rmem_tensor(width, Float32)
+        total = i0 // BLOCK * (own // width * key.tile_i)
         for n in cutlass.range(cute.arch.thread_idx()[0], total, key.threads, unroll=1):
-            h, rest = n % own, n // own
+            h, rest = n % (own // width) * width, n // (own // width)
             row, block = rest % key.tile_i, rest // key.tile_i
-            sum_i, sum_j = sNear[None, h, i0 % BLOCK + row], sEnd[None, h, block]
-            factor = decay(difference(sum_i[0], sum_i[1], sum_j[0], sum_j[1]))
-            sFactor[h, row, block] = factor
-            place = cute.crd2idx((h0 + h, row, block % of_tile), sTileFactor.layout)
+            for k in cutlass.range_constexpr(width):
+                sum_i, sum_j = sNear[None, h + k, i0 % BLOCK + row], sEnd[None, h + k, block]
+                factor[k] = decay(difference(sum_i[0], sum_i[1], sum_j[0], sum_j[1]))
+            cute.autovec_copy(factor, cute.flat_divide(sFactor[None, row, block], (width,))[None, h // width])
+            place = cute.assume(cute.crd2idx((h0 + h, row, block % of_tile), sTileFactor.layout), divby=width)
             store_to_peer(sTileFactor.iterator + place, tile_mbar, block // of_tile, factor)
 
     @cute.jit
@@ -354,19 +356,25 @@ class SegsumCluster(Tile):
         h0: Int32,
     ):
         """L of the block's rows over the block of columns that holds the diagonal."""
-        key, own, words = self.key, self.own_heads, BLOCK // 2
-        values = cute.make_rmem_tensor(2, Float32)
-        for n in cutlass.range(cute.arch.thread_idx()[0], words * key.tile_i * own, key.threads, unroll=1):
-            h, rest = n % own, n // own
-            word, row = rest % words, rest // words
+        key, own, width = self.key, self.own_heads, math.gcd(self.own_heads, 4)
+        values = cute.make_rmem_tensor(width, Float32)
+        elements = cute.make_tensor(
+            cute.recast_ptr(sDiagonal.iterator, dtype=self.dtype), cute.make_layout((BLOCK, key.tile_i, own))
+        )
+        total = BLOCK * key.tile_i * (own // width)
+        for n in cutlass.range(cute.arch.thread_idx()[0], total, key.threads, unroll=1):
+            h, rest = n % (own // width) * width, n // (own // width)
+            j, row = rest % BLOCK, rest // BLOCK
             i = i0 % BLOCK + row
-            for k in cutlass.range_constexpr(2):
-                j = 2 * word + k
-                value = decay(difference(sNear[0, h, i], sNear[1, h, i], sNear[0, h, j], sNear[1, h, j]))
+            for k in cutlass.range_constexpr(width):
+                sum_i, sum_j = sNear[None, h + k, i], sNear[None, h + k, j]
+                value = decay(difference(sum_i[0], sum_i[1], sum_j[0], sum_j[1]))
                 values[k] = select(i >= j, value, Float32(0.0))
-                place = cute.crd2idx((h0 + h, j, row), sTileDiagonal.layout)
-                store_to_peer(sTileDiagonal.iterator + place, tile_mbar, i0 // key.tile_j, values[k])
-            sDiagonal[word, row, h] = cute.recast_tensor(self.rounded(values), Float32)[0]
+            rounded = self.rounded(values)
+            for k in cutlass.range_constexpr(width):
+                elements[j, row, h + k] = rounded[k]
+            place = cute.assume(cute.crd2idx((h0 + h, j, row), sTileDiagonal.layout), divby=width)
+            store_to_peer(sTileDiagonal.iterator + place, tile_mbar, i0 // key.tile_j, values)
 
     def rows_of_L(self, mL, b, c, h0, i0):
         """``tile_i`` rows of L of the heads from h0 on as (VECTOR, vector, row, head)."""
@@ -450,7 +458,7 @@ class SegsumCluster(Tile):
         key = self.key
         tidx = cute.arch.thread_idx()[0]
         width, _ = self.widths()
-        vectors, rows_per_pass = self.walk(width)
+        vectors, rows_per_pass = self.walk(width, key.threads)
         gM = self.rows_of_elements(mM, chunk, i0, j0, h0, width)
         value = cute.make_rmem_tensor(width, Float32)
         value.fill(0.0)
@@ -479,7 +487,7 @@ class SegsumCluster(Tile):
         tidx = cute.arch.thread_idx()[0]
         width, uniform = self.widths()
         whole = key.head_tile % width == 0  # a vector's elements share a column
-        vectors, rows_per_pass = self.walk(width)
+        vectors, rows_per_pass = self.walk(width, key.threads)
         gM = self.rows_of_elements(mM, chunk, i0, j0, h0, width)
         tJ, value = cute.make_rmem_tensor(width, Float32), cute.make_rmem_tensor(width, Float32)
         factor, product = cute.make_rmem_tensor(width, Float32), cute.make_rmem_tensor(width, Float32)

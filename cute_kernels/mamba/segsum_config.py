@@ -10,17 +10,19 @@ from typing import Any, ClassVar
 from cute_kernels.runtime.kernel import Kernel
 
 MAX_GROUPS_IN_TASK = 8
+MAX_HEADS_OF_GROUPS = 128  # in a task of several groups: what fits in shared memory
 PIECE = 64  # columns of one product
 SHARED_BYTES = 226 << 10  # of a block
 BLOCK = 16  # neighbouring columns whose elements of L and M go through the same row, whatever the tiles: the last
-MOST_IN_ONE_LAUNCH = 4  # chunks of 16 heads and 256 steps: beyond, scans that are made once cost less
+MOST_IN_ONE_LAUNCH = 32  # chunks of 16 heads and 256 steps: beyond, scans that are made once cost less
+MOST_PER_GROUP = 16  # and where G is not repeated for every head
 MOST_HEADS_IN_ONE_LAUNCH = 16  # more were not measured
 ONE_LAUNCH = (  # up to so many of them: rows of a tile, blocks of a cluster, threads
     (1, 16, 4, 512),
     (2, 8, 2, 512),
     (3, 16, 4, 512),
-    (4, 16, 2, 512),
-    (4, 16, 4, 512),
+    (MOST_IN_ONE_LAUNCH, 16, 2, 512),
+    (MOST_IN_ONE_LAUNCH, 16, 4, 512),
 )
 
 
@@ -39,33 +41,42 @@ class SegsumConfig:
 
     @classmethod
     def for_shape(
-        cls, chunk_size: int, num_heads: int, n_groups: int, d_state: int, num_chunks: int, sm_count: int
+        cls,
+        chunk_size: int,
+        num_heads: int,
+        n_groups: int,
+        d_state: int,
+        num_chunks: int,
+        sm_count: int,
+        per_group: bool = False,
     ) -> SegsumConfig:
         """One launch where little is written. Else two, with smaller tiles where there are few chunks, so that every SM
         has a block, or many heads."""
-        for config in cls._in_one_launch(chunk_size, num_heads, n_groups, d_state, num_chunks):
+        most = MOST_PER_GROUP if per_group else MOST_IN_ONE_LAUNCH
+        for config in cls._in_one_launch(chunk_size, num_heads, n_groups, d_state, num_chunks, most):
             return config
-        groups = max(d for d in range(1, MAX_GROUPS_IN_TASK + 1) if n_groups % d == 0)
-        head_tile = num_heads // n_groups * groups
+        heads = num_heads // n_groups
+        most = max(1, min(MAX_GROUPS_IN_TASK, MAX_HEADS_OF_GROUPS // heads))
+        head_tile = heads * max(d for d in range(1, most + 1) if n_groups % d == 0)
         blocks = chunk_size // 64 * (chunk_size // 16) * (num_heads // head_tile) * num_chunks
-        small = blocks < sm_count or head_tile > 64 or groups > 4
+        small = blocks < sm_count or head_tile > 64 or head_tile > 4 * heads
         # 8 rows of less than 128 bytes are no whole number of the tensor copy's swizzle atoms
         tile_i = 8 if small and k_tile(d_state) == 64 else 16
         return cls(tile_i, PIECE, head_tile, 256)
 
     @classmethod
     def _in_one_launch(
-        cls, chunk_size: int, num_heads: int, n_groups: int, d_state: int, num_chunks: int
+        cls, chunk_size: int, num_heads: int, n_groups: int, d_state: int, num_chunks: int, most: int
     ) -> Iterator[SegsumConfig]:
         """Tiles for clusters whose blocks share the scan, the best first: of those that fit."""
         work = num_chunks * chunk_size / 256 * max(1.0, num_heads * chunk_size / (16 * 256))
-        if work > MOST_IN_ONE_LAUNCH or num_heads > MOST_HEADS_IN_ONE_LAUNCH or n_groups > MAX_GROUPS_IN_TASK:
+        if work > most or num_heads > MOST_HEADS_IN_ONE_LAUNCH or n_groups > MAX_GROUPS_IN_TASK:
             return
-        for most, tile_i, cluster, threads in ONE_LAUNCH:
+        for up_to, tile_i, cluster, threads in ONE_LAUNCH:
             fits = (
                 chunk_size // cluster >= PIECE and num_heads % cluster == 0 and (tile_i == 16 or k_tile(d_state) == 64)
             )
-            if work <= most and fits:
+            if work <= up_to and fits:
                 config = cls(tile_i, chunk_size // cluster, num_heads, threads, cluster)
                 if config.shared_bytes(chunk_size, n_groups, d_state) <= SHARED_BYTES:
                     yield config
@@ -75,7 +86,7 @@ class SegsumConfig:
         own, rows, blocks = self.head_tile // self.cluster, max(self.tile_i, BLOCK), chunk_size // BLOCK
         operands = (1 if groups == 1 else 2) * (PIECE + self.tile_i) * d_state * 2
         floats = own * (chunk_size + 2 * rows + 2 * blocks + 10 + 8 * self.tile_i) + blocks * (own * self.tile_i + 4)
-        floats += self.head_tile * (self.tile_j + 2 + BLOCK * self.tile_i)
+        floats += self.head_tile * (self.tile_j + 4 + BLOCK * self.tile_i)
         floats += self.tile_j // BLOCK * (self.head_tile * self.tile_i + 4) + groups * self.tile_i * (PIECE + 4)
         return operands + 4 * floats + 2048
 

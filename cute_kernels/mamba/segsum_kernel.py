@@ -2,11 +2,11 @@
 
 Two kernels, the second launched before the first one ends (programmatic dependent launch):
 
-- ``scan_kernel`` writes A_cumsum, decay_states, and to a workspace the same sums as pairs of floats (``segsum_scan``);
-  and it has B and C brought to the L2 cache.
+- ``scan_kernel`` writes A_cumsum, decay_states, and to a workspace the same sums as pairs of floats (``segsum_scan``).
 - ``kernel`` writes L, G and M. Every block owns runs of each: a few rows of G and M over 64 columns and all heads, and
   as large a part of L. The product C B^T is taken transposed (j on the tensor core's M side), passed through shared
-  memory, and repeated over the heads. What does not need the sums is done first.
+  memory, and repeated over the heads. The warps of the tensor core write G, the others L as soon as they have its sums,
+  all of them M. The first blocks also have the operands of later ones brought to the L2 cache.
 
 An element of L is 2^(sum_i - sum_j). Away from the diagonal it is a product of two decays, over and under a row between
 j and i, so that rows and columns cost an exponential and an element one multiplication; near the diagonal it is not.
@@ -17,7 +17,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.memory as memory
 import cutlass.pipeline as pipeline
-from cutlass import Boolean, Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
@@ -27,7 +27,7 @@ from cute_kernels.device.math import select
 from cute_kernels.mamba.segsum_cluster import SegsumCluster
 from cute_kernels.mamba.segsum_config import BLOCK, SegsumKernel
 from cute_kernels.mamba.segsum_scan import Steps, decay, difference, scan_lanes, steps_layout, write_states
-from cute_kernels.mamba.segsum_tile import VECTOR, Tile, aligned_size
+from cute_kernels.mamba.segsum_tile import VECTOR, Tile, aligned_size, tensors_at
 from cute_kernels.runtime.kernel import compile_options
 
 SCAN_THREADS = 256
@@ -43,12 +43,13 @@ class Segsum(Tile):
         Q, H, G = key.chunk_size, key.num_heads, key.n_groups
         self.scan_tile = max(d for d in range(1, 5) if H % d == 0)
         self.steps = Steps(Q, self.scan_tile, SCAN_THREADS)
-        # chunks whose B and C the first kernel has brought to L2: those after them would drive out the first
+        # chunks whose B and C the first blocks bring to L2: those after them would drive out the first
         prefetched = PREFETCHED_BYTES // (2 * Q * G * key.d_state * self.dtype.width // 8)
         self.prefetched = range(AT_ONCE // self.tasks, prefetched)
+        self.l_threads = key.threads - self.engine.threads
         # rows of L of one task: a part of one head, or whole heads
         share = -(-H * Q // self.tasks)
-        one_pass = key.threads * VECTOR // Q  # rows of L that the threads cover at once
+        one_pass = self.l_threads * VECTOR // Q  # rows of L that its threads cover at once
         self.l_rows = min(Q, max(one_pass, 1 << (share - 1).bit_length()))
         self.l_heads = -(-share // Q)
 
@@ -73,20 +74,21 @@ class Segsum(Tile):
         key, engine = self.key, self.engine
         b_layout, c_layout = engine.smem_layouts()
         atom_b, tma_b, atom_c, tma_c = self.operand_copies(mB, mC, b_layout, c_layout)
-        g_size = self.group_tile * key.tile_i * (key.tile_j + 4)
-        # the only tile of C is dead once it is multiplied: the product takes its place; and the sums that of B's tiles
-        self.g_over_c = self.group_tile == 1 and 4 * g_size <= key.tile_i * key.d_state * 2
-        sums_size = sum(aligned_size(layout) for layout in self.sums_layouts())
+        # once the only tile of B is multiplied, the product takes its place, and the decays to rows
+        self.over_b = self.group_tile == 1
+        made = sum(aligned_size(layout) for layout in self.made_layouts())
+        b_size = max(cute.cosize(b_layout), 2 * made if self.over_b else 0)
 
         @cute.struct
         class Storage:
             ab_mbar: cute.struct.MemRange[Int64, engine.stages * 2]
             acc_mbar: cute.struct.MemRange[Int64, 2]
-            sums_mbar: cute.struct.MemRange[Int64, 1]
+            sums_mbar: cute.struct.MemRange[Int64, 2]
             tmem_ptr: Int32
-            sB: cute.struct.Align[cute.struct.MemRange[self.dtype, max(cute.cosize(b_layout), 2 * sums_size)], 1024]
+            sB: cute.struct.Align[cute.struct.MemRange[self.dtype, b_size], 1024]
             sC: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(c_layout)], 1024]
-            sG: cute.struct.Align[cute.struct.MemRange[Float32, 0 if self.g_over_c else g_size], 16]
+            sums: cute.struct.Align[cute.struct.MemRange[Float32, sum(map(aligned_size, self.sums_layouts()))], 16]
+            made: cute.struct.Align[cute.struct.MemRange[Float32, 0 if self.over_b else made], 16]
 
         self.Storage = Storage
         chunks = mdt.shape[0] * mdt.shape[1]
@@ -95,8 +97,6 @@ class Segsum(Tile):
             mdt,
             mA_log,
             mbias,
-            mB,
-            mC,
             mA_cumsum,
             mstates,
             msums,
@@ -105,7 +105,7 @@ class Segsum(Tile):
         ).launch(grid=(chunks * (key.num_heads // self.scan_tile), 1, 1), block=(SCAN_THREADS, 1, 1), stream=stream)
         self.kernel.set_name_prefix("mamba_segsum", remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
-            engine.tiled_mma(), atom_b, tma_b, atom_c, tma_c, b_layout, c_layout, mL, mG, mM, msums
+            engine.tiled_mma(), atom_b, tma_b, atom_c, tma_c, b_layout, c_layout, mB, mC, mL, mG, mM, msums
         ).launch(
             grid=(chunks * self.tasks, 1, 1), block=(key.threads, 1, 1), stream=stream, use_pdl=True,
             # at most 64 registers a thread; naming the carveout keeps the compiler from asking a driver for it
@@ -118,15 +118,13 @@ class Segsum(Tile):
         mdt: cute.Tensor,  # (b, c, Q, H)
         mA_log: cute.Tensor,  # (H,)
         mbias: cute.Tensor | None,  # (H,)
-        mB: cute.Tensor,  # (b, c, Q, G, N)
-        mC: cute.Tensor,  # (b, c, Q, G, N)
         mA_cumsum: cute.Tensor,  # (b, H, c, Q)
         mstates: cute.Tensor,  # (b, H, c, Q)
         msums: cute.Tensor,  # (b, c, H, Q, 2)
         dt_min: Float32,
         dt_max: Float32,
     ):
-        """``scan_tile`` heads of one chunk; and has B and C brought to the L2 cache."""
+        """``scan_tile`` heads of one chunk."""
         cute.arch.griddepcontrol_launch_dependents()
         Q, H, heads = self.key.chunk_size, self.key.num_heads, self.scan_tile
         bidx = cute.arch.block_idx()[0]
@@ -151,44 +149,54 @@ class Segsum(Tile):
             pairs, total = scan_lanes(steps)
             cute.autovec_copy(pairs, cute.flat_divide(sums[None, None, h], (2, values))[None, None, 0, lane])
             write_states(pairs, total, gA_cumsum[None, h], gstates[None, h])
-        if (chunk >= self.prefetched.start) & (chunk < self.prefetched.stop):
-            gB, gC = mB[b, c, None, None, None], mC[b, c, None, None, None]
-            self.prefetch_operands(gB, gC, bidx - chunk * (H // heads))
 
     @cute.jit
     def prefetch_operands(
         self,
-        gB: cute.Tensor,  # (Q, G, N)
-        gC: cute.Tensor,  # (Q, G, N)
+        mB: cute.Tensor,  # (b, c, Q, G, N)
+        mC: cute.Tensor,  # (b, c, Q, G, N)
         part: Int32,
     ):
-        """One scanning block's part of a chunk's B and C, from DRAM to L2.
+        """One of the first blocks' part of the operands of later ones, from DRAM to L2 (one warp).
 
-        Reads from DRAM among the second kernel's stores cost more than their bytes; here little is written.
+        Reads from DRAM among all stores cost more than their bytes; now little is written. The first kernel would end
+        later for them, and with it the wait for its sums.
         """
-        Q, G, N = self.key.chunk_size, self.key.n_groups, self.key.d_state
-        blocks = self.key.num_heads // self.scan_tile
-        first = part * SCAN_THREADS + cute.arch.thread_idx()[0]
-        for n in cutlass.range(first, Q * G, blocks * SCAN_THREADS, unroll=1):
-            for gX in (gB, gC):
-                prefetch_evict_last(gX[n // G, n % G, None], N * self.dtype.width // 8)
+        n_chunks, rows = mB.shape[1], self.key.chunk_size * self.key.n_groups
+        first, stop = self.prefetched.start, cutlass.min(mB.shape[0] * n_chunks, self.prefetched.stop)
+        for n in cutlass.range(first * rows + part * 32 + cute.arch.lane_idx(), stop * rows, AT_ONCE * 32, unroll=1):
+            chunk, row = n // rows, n % rows
+            b = chunk // n_chunks
+            c = chunk - b * n_chunks
+            for mX in (mB, mC):
+                gX = mX[b, c, row // self.key.n_groups, row % self.key.n_groups, None]
+                prefetch_evict_last(gX, self.key.d_state * self.dtype.width // 8)
 
     def heads_of_share(self, l0):
         """Heads of a block's part of L that exist: the last block's part may reach past them."""
         return cutlass.min(cutlass.max(self.key.num_heads - l0 // self.key.chunk_size, 0), self.l_heads)
 
     def sums_layouts(self):
-        """A block's sums in shared memory: of its rows (hi | lo, head, row), decays to them from blocks of columns
-        (head, row, block), sums of its columns (hi | lo, head, column) and of its part of L (hi | lo, Q, head); and L's
-        vectors on the diagonal (4 words, vector of the block, row, head)."""
+        """A block's sums in shared memory: of its rows (hi | lo, head, row), of its columns (hi | lo, head, column) and
+        of its part of L (hi | lo, Q, head); and of one head at a time L's vectors on the diagonal (4 words, vector of
+        the block, row)."""
         key, heads = self.key, self.key.head_tile
         row_pitch, pitch = 2 * key.tile_i + 4, 2 * key.tile_j + 4  # spread the heads over the banks
         return (
             cute.make_layout((2, heads, key.tile_i), stride=(1, row_pitch, 2)),
-            cute.make_layout((heads, key.tile_i, key.tile_j // BLOCK)),
             cute.make_layout((2, heads, key.tile_j), stride=(1, pitch, 2)),
             cute.make_layout((2, key.chunk_size, self.l_heads)),
-            cute.make_layout((4, BLOCK // VECTOR, self.l_rows, self.l_heads)),
+            cute.make_layout((4, BLOCK // VECTOR, self.l_rows)),
+        )
+
+    def made_layouts(self):
+        """What a block makes for M: decays to its rows from blocks of columns (head, row, block), and the product
+        (i, j, group)."""
+        key = self.key
+        pitch = key.tile_j + 4  # spreads an accumulator's (i, j) over the banks
+        return (
+            cute.make_layout((key.head_tile, key.tile_i, key.tile_j // BLOCK)),
+            cute.make_layout((key.tile_i, key.tile_j, self.group_tile), stride=(pitch, 1, key.tile_i * pitch)),
         )
 
     def workspace(self, msums, chunk):
@@ -207,6 +215,8 @@ class Segsum(Tile):
         tma_c: cute.Tensor,  # (Q, N, G, c, b)
         b_layout: cute.ComposedLayout,
         c_layout: cute.ComposedLayout,
+        mB: cute.Tensor,  # (b, c, Q, G, N)
+        mC: cute.Tensor,  # (b, c, Q, G, N)
         mL: cute.Tensor,  # (b, H, c, Q, Q)
         mG: cute.Tensor,  # (b, c, Q, Q, H or G)
         mM: cute.Tensor,  # (b, c, Q, Q, H)
@@ -233,26 +243,17 @@ class Segsum(Tile):
         storage = memory.SmemAllocator().allocate(self.Storage)
         sB = storage.sB.get_tensor(b_layout.outer, swizzle=b_layout.inner)  # (tile_j, kt, stage and piece)
         sC = storage.sC.get_tensor(c_layout.outer, swizzle=c_layout.inner)  # (tile_i, kt, stage and piece)
-        g_pitch = key.tile_j + 4  # spreads an accumulator's (i, j) over the banks
-        g_ptr = cute.recast_ptr(storage.sC.data_ptr(), dtype=Float32) if self.g_over_c else storage.sG.data_ptr()
-        sG = cute.make_tensor(
-            g_ptr, cute.make_layout((key.tile_i, key.tile_j, groups), stride=(g_pitch, 1, key.tile_i * g_pitch))
-        )
-        ptr, tensors = cute.recast_ptr(storage.sB.data_ptr(), dtype=Float32), []
-        for layout in self.sums_layouts():
-            tensors.append(cute.make_tensor(ptr, layout))
-            ptr = ptr + aligned_size(layout)
-        sRow, sFactor, sColumn, sL, sDiagonal = tensors
+        sRow, sColumn, sL, sDiagonal = tensors_at(storage.sums.data_ptr(), self.sums_layouts())
+        made = storage.sB if self.over_b else storage.made
+        sFactor, sG = tensors_at(cute.recast_ptr(made.data_ptr(), dtype=Float32), self.made_layouts())
 
         ring = engine.ring(storage.ab_mbar.data_ptr())
-        sums_mbar = storage.sums_mbar.data_ptr()
+        m_mbar = storage.sums_mbar.data_ptr()  # the sums of rows and columns are there
+        l_mbar = m_mbar + 1  # those of L
         if tidx == 0:
-            cute.arch.mbarrier_init(sums_mbar, 1)
-        engine.begin(storage)
+            cute.arch.mbarrier_init(m_mbar, 1)
+            cute.arch.mbarrier_init(l_mbar, 1)
         cute.arch.mbarrier_init_fence()
-        cute.arch.sync_threads()
-        acc = engine.accumulator(tiled_mma)
-        tCrB, tCrC = engine.operands(tiled_mma, sB, sC)
         one = cute.make_layout(1)
         pieces_b = cute.local_tile(tma_b[None, None, None, c, b], (key.tile_j, self.kt), (jt, None, None))
         pieces_c = cute.local_tile(tma_c[None, None, None, c, b], (key.tile_i, self.kt), (it, None, None))
@@ -260,12 +261,18 @@ class Segsum(Tile):
         tBsB, tBgB = cpasync.tma_partition(atom_b, 0, one, cute.group_modes(sB, 0, 2), cute.group_modes(pieces_b, 0, 2))
         tCsC, tCgC = cpasync.tma_partition(atom_c, 0, one, cute.group_modes(sC, 0, 2), cute.group_modes(pieces_c, 0, 2))
         if warp == 0:
+            cute.arch.sync_warp()
             for n in cutlass.range_constexpr(engine.stages):
                 self.load_operands(
                     ring, n, atom_b, tBgB[None, None, g0 + n], tBsB, atom_c, tCgC[None, None, g0 + n], tCsC
                 )
+        engine.begin(storage)
+        cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+        acc = engine.accumulator(tiled_mma)
+        tCrB, tCrC = engine.operands(tiled_mma, sB, sC)
 
-        if tidx < self.engine.threads:
+        if tidx < engine.threads:
             for g in cutlass.range_constexpr(groups):
                 self.engine.multiply(acc, tCrB, tCrC, ring, g)
                 if cutlass.const_expr(g + engine.stages < groups):  # noqa: SIM102
@@ -274,32 +281,35 @@ class Segsum(Tile):
                         gB, gC = tBgB[None, None, g0 + ahead], tCgC[None, None, g0 + ahead]
                         self.load_operands(ring, ahead, atom_b, gB, tBsB, atom_c, gC, tCsC)
                 values, coords = self.engine.read(tiled_mma, acc, g)
-                if cutlass.const_expr(self.g_over_c):
-                    self.engine.overwrite()
+                if cutlass.const_expr(self.over_b):
+                    self.engine.sync()
                 for v in cutlass.range_constexpr(cute.size(values)):
                     j, i = coords[v]
                     sG[i, j, g] = values[v]
-        elif cutlass.const_expr(self.g_over_c):
-            self.engine.overwrite()
+            self.engine.sync()
+            if cutlass.const_expr(key.per_group):
+                self.write_groups(sG, mG, chunk, i0, j0, g0, engine.threads)
+            else:
+                self.write_products(sG, mG, chunk, i0, j0, h0, engine.threads)
+            if causal:
+                cute.arch.mbarrier_wait(m_mbar, 0)
+                self.make_factors(sRow, sColumn, sFactor)
+        else:
+            l0 = task * self.l_rows * self.l_heads  # first row of the block's part of L among the chunk's H * Q
+            if warp == key.threads // 32 - 1:
+                if bidx < AT_ONCE:
+                    self.prefetch_operands(mB, mC, bidx)
+                cute.arch.griddepcontrol_wait()
+                gsums = self.workspace(msums, chunk)
+                self.load_sums_of_L(gsums, l_mbar, sL, l0)
+                if causal:
+                    self.load_sums(gsums, m_mbar, sRow, sColumn, i0, j0, h0)
+            cute.arch.mbarrier_wait(l_mbar, 0)
+            self.write_decays(sL, sDiagonal, mL, b, c, l0, warp - engine.threads // 32)
+            if causal:
+                cute.arch.mbarrier_wait(m_mbar, 0)
         cute.arch.sync_threads()
         self.engine.end(acc)
-        l0 = task * self.l_rows * self.l_heads  # first row of the block's part of L among the chunk's H * Q
-        # The sums come by bulk copies: ordinary loads would queue behind the stores of all blocks of the SM. One warp
-        # waits for the first kernel, the others write G in the meantime.
-        if warp == key.threads // 32 - 1:
-            cute.arch.griddepcontrol_wait()
-            self.load_sums(self.workspace(msums, chunk), sums_mbar, sRow, sColumn, sL, i0, j0, h0, l0, causal)
-        if cutlass.const_expr(key.per_group):
-            self.write_groups(sG, mG, chunk, i0, j0, g0)
-        else:
-            self.write_products(sG, mG, chunk, i0, j0, h0)
-
-        cute.arch.mbarrier_wait(sums_mbar, 0)
-        if causal:
-            self.make_factors(sRow, sColumn, sFactor)
-        self.make_diagonal(sL, sDiagonal, l0)
-        cute.arch.sync_threads()
-        self.write_decays(sL, sDiagonal, mL, b, c, l0)
         self.write_masked(sG, sRow, sFactor, sColumn, mM, chunk, i0, j0, h0)
 
     @cute.jit
@@ -324,6 +334,24 @@ class Segsum(Tile):
             cute.copy(atom_c, gC[None, k], tCsC[None, piece], tma_bar_ptr=mbar)
         ring.producer_commit(state)
 
+    # The sums come by bulk copies: ordinary loads would queue behind the stores of all blocks of the SM.
+
+    @cute.jit
+    def load_sums_of_L(
+        self,
+        gsums: cute.Tensor,  # (hi | lo, Q, H)
+        mbar: cute.Pointer,
+        sL: cute.Tensor,  # (hi | lo, Q, head)
+        l0: Int32,
+    ):
+        """Starts copying the sums of the block's part of L to shared memory (one warp)."""
+        lane, heads = cute.arch.lane_idx(), self.heads_of_share(l0)
+        if lane == 0:
+            cute.arch.mbarrier_arrive_and_expect_tx(mbar, heads * self.key.chunk_size * 8)
+        cute.arch.sync_warp()
+        for h in cutlass.range(lane, heads, 32, unroll=1):
+            self.copy_pairs(gsums[None, None, l0 // self.key.chunk_size + h], sL[None, None, h], mbar)
+
     @cute.jit
     def load_sums(
         self,
@@ -331,42 +359,29 @@ class Segsum(Tile):
         mbar: cute.Pointer,
         sRow: cute.Tensor,  # (hi | lo, head, row)
         sColumn: cute.Tensor,  # (hi | lo, head, column)
-        sL: cute.Tensor,  # (hi | lo, Q, head)
         i0: Int32,
         j0: Int32,
         h0: Int32,
-        l0: Int32,
-        causal: Boolean,
     ):
-        """Starts copying the block's sums to shared memory: of its rows, its columns, and its part of L (one warp)."""
-        key = self.key
-        bulk = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32)
-        lane = cute.arch.lane_idx()
-        first = l0 // key.chunk_size
-        l_heads = self.heads_of_share(l0)
-        pairs = l_heads * key.chunk_size
-        if causal:
-            pairs += key.head_tile * (key.tile_i + key.tile_j)
+        """The same for the sums of its rows and columns."""
+        key, lane = self.key, cute.arch.lane_idx()
         if lane == 0:
-            cute.arch.mbarrier_arrive_and_expect_tx(mbar, pairs * 8)
+            cute.arch.mbarrier_arrive_and_expect_tx(mbar, key.head_tile * (key.tile_i + key.tile_j) * 8)
         cute.arch.sync_warp()
-        for h in cutlass.range(lane, l_heads, 32, unroll=1):
-            self.copy_pairs(bulk, gsums[None, None, first + h], sL[None, None, h], mbar)
-        if causal:
-            gRow = cute.local_tile(gsums, (2, key.tile_i, 1), (0, i0 // key.tile_i, None))
-            gColumn = cute.local_tile(gsums, (2, key.tile_j, 1), (0, j0 // key.tile_j, None))
-            for h in cutlass.range(lane, key.head_tile, 32, unroll=1):
-                self.copy_pairs(bulk, gRow[None, None, 0, h0 + h], sRow[None, h, None], mbar)
-                self.copy_pairs(bulk, gColumn[None, None, 0, h0 + h], sColumn[None, h, None], mbar)
+        gRow = cute.local_tile(gsums, (2, key.tile_i, 1), (0, i0 // key.tile_i, None))
+        gColumn = cute.local_tile(gsums, (2, key.tile_j, 1), (0, j0 // key.tile_j, None))
+        for h in cutlass.range(lane, key.head_tile, 32, unroll=1):
+            self.copy_pairs(gRow[None, None, 0, h0 + h], sRow[None, h, None], mbar)
+            self.copy_pairs(gColumn[None, None, 0, h0 + h], sColumn[None, h, None], mbar)
 
     @cute.jit
     def copy_pairs(
         self,
-        bulk: cute.CopyAtom,
         gPairs: cute.Tensor,  # (hi | lo, n), contiguous
         sPairs: cute.Tensor,  # (hi | lo, n)
         mbar: cute.Pointer,
     ):
+        bulk = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32)
         cute.copy(bulk, cute.group_modes(gPairs, 0, 2), cute.group_modes(sPairs, 0, 2), mbar_ptr=mbar)
 
     @cute.jit
@@ -376,9 +391,9 @@ class Segsum(Tile):
         sColumn: cute.Tensor,  # (hi | lo, head, column)
         sFactor: cute.Tensor,  # (head, row, block)
     ):
-        """Decays to each row from the last column of each block (used for rows below it alone)."""
+        """Decays to each row from the last column of each block, used for rows below it alone (engine's threads)."""
         key = self.key
-        for n in cutlass.range(cute.arch.thread_idx()[0], cute.size(sFactor), key.threads, unroll=1):
+        for n in cutlass.range(cute.arch.thread_idx()[0], cute.size(sFactor), self.engine.threads, unroll=1):
             h, rest = n % key.head_tile, n // key.head_tile
             row, block = rest % key.tile_i, rest // key.tile_i
             end = block * BLOCK + BLOCK - 1
@@ -386,44 +401,23 @@ class Segsum(Tile):
             sFactor[h, row, block] = decay(difference(sum_i[0], sum_i[1], sum_j[0], sum_j[1]))
 
     @cute.jit
-    def make_diagonal(
-        self,
-        sL: cute.Tensor,  # (hi | lo, Q, head)
-        sDiagonal: cute.Tensor,  # (4 words, vector, row, head)
-        l0: Int32,
-    ):
-        """Of every row of the block's part of L the vectors of the block of columns that holds its last element."""
-        values = cute.make_rmem_tensor(VECTOR, Float32)
-        i0, vectors = l0 % self.key.chunk_size, BLOCK // VECTOR
-        rows = self.l_rows * self.heads_of_share(l0)
-        for n in cutlass.range(cute.arch.thread_idx()[0], rows * vectors, self.key.threads, unroll=1):
-            vector, head, row = n % vectors, n // vectors // self.l_rows, n // vectors % self.l_rows
-            i = i0 + row
-            j = i // BLOCK * BLOCK + vector * VECTOR
-            for k in cutlass.range_constexpr(VECTOR):
-                value = decay(difference(sL[0, i, head], sL[1, i, head], sL[0, j + k, head], sL[1, j + k, head]))
-                values[k] = select(i >= j + k, value, Float32(0.0))
-            cute.autovec_copy(cute.recast_tensor(self.rounded(values), Float32), sDiagonal[None, vector, row, head])
-
-    @cute.jit
     def write_decays(
         self,
         sL: cute.Tensor,  # (hi | lo, Q, head)
-        sDiagonal: cute.Tensor,  # (4 words, vector, row, head)
+        sDiagonal: cute.Tensor,  # (4 words, vector, row)
         mL: cute.Tensor,  # (b, H, c, Q, Q)
         b: Int32,
         c: Int32,
         l0: Int32,
+        warp: Int32,  # among those that write L
     ):
         """``l_rows`` rows of L of ``l_heads`` heads."""
-        Q, H, rows = self.key.chunk_size, self.key.num_heads, self.l_rows
-        lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        Q, H, rows, lane = self.key.chunk_size, self.key.num_heads, self.l_rows, cute.arch.lane_idx()
         # The warps write neighbouring rows at the same time, which the DRAM takes better than runs for each; a lane
         # keeps its 8 columns. Left of the diagonal's block their elements are products of two decays: from each column
         # to the last of its block, and on to the row.
         lanes = Q // VECTOR
-        v, warp_rows = lane % lanes, 32 // lanes
-        first = warp * warp_rows + lane // lanes
+        v, warp_rows, apart = lane % lanes, 32 // lanes, self.l_threads * VECTOR // Q
         i0, block, vector = l0 % Q, v // (BLOCK // VECTOR), v % (BLOCK // VECTOR)
         tJ, values = cute.make_rmem_tensor(VECTOR, Float32), cute.make_rmem_tensor(VECTOR, Float32)
         pairs = cute.make_rmem_tensor((2, VECTOR), Float32)
@@ -436,21 +430,48 @@ class Segsum(Tile):
                     mL.iterator + cute.assume(offset, divby=Q), cute.make_layout((VECTOR, lanes, rows))
                 )
                 sums = sL[None, None, head]  # (hi | lo, Q)
+                cute.arch.sync_warp()
+                self.make_diagonal(sums, sDiagonal, i0, warp * warp_rows, warp_rows, apart)
+                cute.arch.sync_warp()
                 cute.autovec_copy(cute.flat_divide(sums, (2, VECTOR))[None, None, 0, v], pairs)
                 hi_j, lo_j = sums[0, block * BLOCK + BLOCK - 1], sums[1, block * BLOCK + BLOCK - 1]
                 for k in cutlass.range_constexpr(VECTOR):
                     tJ[k] = decay(difference(hi_j, lo_j, pairs[0, k], pairs[1, k]))
-                for row in cutlass.range(first, rows, self.key.threads // 32 * warp_rows, unroll=2):
+                for row in cutlass.range(warp * warp_rows + lane // lanes, rows, apart, unroll=2):
                     i = i0 + row
                     factor = decay(difference(sums[0, i], sums[1, i], hi_j, lo_j))
                     for k in cutlass.range_constexpr(VECTOR):
                         values[k] = factor * tJ[k]
                     words = cute.recast_tensor(self.rounded(values), Int32)
-                    cute.autovec_copy(cute.recast_tensor(sDiagonal[None, vector, row, head], Int32), diagonal)
+                    cute.autovec_copy(cute.recast_tensor(sDiagonal[None, vector, row], Int32), diagonal)
                     for w in cutlass.range_constexpr(4):
                         on_or_above = cutlass.select_(i // BLOCK == block, diagonal[w], Int32(0))
                         words[w] = cutlass.select_(i // BLOCK > block, words[w], on_or_above)
                     store_evict_first(words, gL[None, v, row])
+
+    @cute.jit
+    def make_diagonal(
+        self,
+        sums: cute.Tensor,  # (hi | lo, Q)
+        sDiagonal: cute.Tensor,  # (4 words, vector, row)
+        i0: Int32,
+        first: Int32,
+        together: cutlass.Constexpr,
+        apart: cutlass.Constexpr,
+    ):
+        """The vectors of the block of columns that holds a row's last element: of a warp's rows, ``together`` of them
+        from ``first`` on, and again every ``apart`` rows."""
+        values = cute.make_rmem_tensor(VECTOR, Float32)
+        vectors, count = BLOCK // VECTOR, self.l_rows // apart * together
+        for n in cutlass.range(cute.arch.lane_idx(), count * vectors, 32, unroll=1):
+            vector, m = n % vectors, n // vectors
+            row = first + m // together * apart + m % together
+            i = i0 + row
+            j = i // BLOCK * BLOCK + vector * VECTOR
+            for k in cutlass.range_constexpr(VECTOR):
+                value = decay(difference(sums[0, i], sums[1, i], sums[0, j + k], sums[1, j + k]))
+                values[k] = select(i >= j + k, value, Float32(0.0))
+            cute.autovec_copy(cute.recast_tensor(self.rounded(values), Float32), sDiagonal[None, vector, row])
 
     @cute.jit
     def write_masked(
@@ -469,7 +490,7 @@ class Segsum(Tile):
         key = self.key
         tidx = cute.arch.thread_idx()[0]
         width, uniform = self.widths()
-        vectors, rows_per_pass = self.walk(width)
+        vectors, rows_per_pass = self.walk(width, key.threads)
         gM = self.rows_of_elements(mM, chunk, i0, j0, h0, width)
         tJ, tJ_lo = cute.make_rmem_tensor(width, Float32), cute.make_rmem_tensor(width, Float32)
         value = cute.make_rmem_tensor(width, Float32)

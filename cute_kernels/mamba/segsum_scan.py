@@ -143,15 +143,13 @@ class Steps:
         end: Int32,
         batch: Int32,
     ):
-        """This thread's elements of dt above row ``end`` of a batch of passes."""
+        """This thread's elements of dt of a batch of passes, of rows above ``end``; others in their place below."""
         tidx = cute.arch.thread_idx()[0]
         h, first = tidx % self.heads, tidx // self.heads + batch * (self.at_once * self.rows)
         dt = cute.make_rmem_tensor(self.at_once, gdt.element_type)
         for p in cutlass.range_constexpr(self.at_once):
-            r = first + p * self.rows
-            dt[p] = gdt.element_type(0.0)
-            if (r < end) & (tidx < self.rows * self.heads):
-                dt[p] = gdt[r, h]
+            # not under a condition, behind which the compiler waits for each element to convert it
+            dt[p] = gdt[cutlass.min(first + p * self.rows, end - 1), h]
         return dt
 
     @cute.jit

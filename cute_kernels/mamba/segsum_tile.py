@@ -19,6 +19,15 @@ def aligned_size(layout):
     return -(-cute.cosize(layout) // 4) * 4
 
 
+def tensors_at(ptr, layouts):
+    """Tensors of fp32 one after the other from ``ptr`` on, each at 16 bytes."""
+    tensors = []
+    for layout in layouts:
+        tensors.append(cute.make_tensor(ptr, layout))
+        ptr = ptr + aligned_size(layout)
+    return tensors
+
+
 class Tile:
     """A block's ``tile_i`` rows and ``PIECE`` columns of a product, for ``head_tile`` heads."""
 
@@ -79,10 +88,10 @@ class Tile:
         width = VECTOR if heads == self.key.num_heads else math.gcd(VECTOR, heads)
         return width, heads % width == 0 and self.heads_per_group % width == 0
 
-    def walk(self, width):
+    def walk(self, width, threads):
         """How threads walk over ``tile_i`` rows of vectors: vectors a row, rows a pass."""
         vectors = PIECE * self.key.head_tile // width
-        return vectors, max(1, self.key.threads // vectors)
+        return vectors, max(1, threads // vectors)
 
     @cute.jit
     def write_products(
@@ -93,16 +102,17 @@ class Tile:
         i0: Int32,
         j0: Int32,
         h0: Int32,
+        threads: cutlass.Constexpr,
     ):
-        """``tile_i`` rows of G, repeated over the heads."""
+        """``tile_i`` rows of G, repeated over the heads (the first ``threads``)."""
         key = self.key
         tidx = cute.arch.thread_idx()[0]
         width, uniform = self.widths()
-        vectors, rows_per_pass = self.walk(width)
+        vectors, rows_per_pass = self.walk(width, threads)
         gG = self.rows_of_elements(mG, chunk, i0, j0, h0, width)
         product = cute.make_rmem_tensor(width, Float32)
-        for n in cutlass.range_constexpr(-(-vectors // key.threads)):
-            v, first = tidx % vectors + n * key.threads, tidx // vectors
+        for n in cutlass.range_constexpr(-(-vectors // threads)):
+            v, first = tidx % vectors + n * threads, tidx // vectors
             if (v < vectors) & (first < rows_per_pass):
                 j, _, g = self.elements(v, width)
                 for row in cutlass.range(first, key.tile_i, rows_per_pass, unroll=4):
@@ -119,8 +129,9 @@ class Tile:
         i0: Int32,
         j0: Int32,
         g0: Int32,
+        threads: cutlass.Constexpr,
     ):
-        """``tile_i`` rows of G without the repetition over heads."""
+        """``tile_i`` rows of G without the repetition over heads (the first ``threads``)."""
         key = self.key
         Q, G, groups = key.chunk_size, key.n_groups, self.group_tile
         width = VECTOR if groups == G else math.gcd(VECTOR, groups)
@@ -130,7 +141,7 @@ class Tile:
         stride = (1, (width, G) if groups < G else width, Q * G)
         gG = cute.make_tensor(mG.iterator + offset, cute.make_layout(shape, stride=stride))
         product = cute.make_rmem_tensor(width, Float32)
-        for n in cutlass.range(cute.arch.thread_idx()[0], vectors * key.tile_i, key.threads, unroll=1):
+        for n in cutlass.range(cute.arch.thread_idx()[0], vectors * key.tile_i, threads, unroll=1):
             v, row = n % vectors, n // vectors
             for k in cutlass.range_constexpr(width):
                 x = v * width + k

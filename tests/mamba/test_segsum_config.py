@@ -4,10 +4,18 @@ import pytest
 import torch
 
 from cute_kernels.mamba.segsum import CHUNK_SIZES, D_STATES, SegsumProblem, kernel
-from cute_kernels.mamba.segsum_config import MAX_GROUPS_IN_TASK, SHARED_BYTES, SegsumConfig, k_tile
+from cute_kernels.mamba.segsum_config import (
+    MAX_GROUPS_IN_TASK,
+    MAX_HEADS_OF_GROUPS,
+    MOST_IN_ONE_LAUNCH,
+    MOST_PER_GROUP,
+    SHARED_BYTES,
+    SegsumConfig,
+    k_tile,
+)
 from cute_kernels.runtime import cache
 
-SHAPES = [(1, 1), (3, 1), (16, 1), (16, 4), (65, 5), (65, 65), (128, 8), (96, 12), (48, 1), (64, 64)]
+SHAPES = [(1, 1), (3, 1), (16, 1), (16, 4), (65, 5), (65, 65), (128, 8), (96, 12), (48, 1), (64, 64), (200, 8)]
 
 
 @pytest.mark.parametrize("num_chunks", [1, 8, 10_000])
@@ -20,6 +28,7 @@ def test_tiles_cover_the_chunk(chunk_size, num_heads, n_groups, d_state, num_chu
     assert chunk_size % config.tile_i == 0 and chunk_size % config.tile_j == 0
     assert num_heads % config.head_tile == 0 and config.head_tile % heads_per_group == 0
     assert config.head_tile // heads_per_group <= MAX_GROUPS_IN_TASK
+    assert config.head_tile <= max(heads_per_group, MAX_HEADS_OF_GROUPS)
     assert config.tile_i in (8, 16)  # the rows of one block of columns of M at most
     assert config.cluster == 1 or (config.cluster == chunk_size // config.tile_j and num_heads % config.cluster == 0)
     if config.cluster > 1:
@@ -35,8 +44,9 @@ def test_widest_swizzle(d_state, expected):
 
 
 def test_few_chunks_take_one_launch():
-    configs = [SegsumConfig.for_shape(256, 16, 1, 256, n, sm_count=132) for n in range(1, 65)]
-    assert [config.cluster > 1 for config in configs] == [n <= 4 for n in range(1, 65)]
+    for per_group, most in ((False, MOST_IN_ONE_LAUNCH), (True, MOST_PER_GROUP)):
+        configs = [SegsumConfig.for_shape(256, 16, 1, 256, n, 132, per_group) for n in range(1, 65)]
+        assert [config.cluster > 1 for config in configs] == [n <= most for n in range(1, 65)]
     assert SegsumConfig.for_shape(256, 3, 1, 256, 1, sm_count=132).cluster == 1  # heads that no cluster divides
     assert SegsumConfig.for_shape(64, 16, 1, 256, 1, sm_count=132).cluster == 1  # columns of a single piece
 
