@@ -32,6 +32,15 @@ def store_if(condition: Boolean, x: cute.Tensor, start: cute.Pointer):  # (4,) f
 
 
 @cute.jit
+def store_bulk_evict_first(sX: cute.Tensor, gOut: cute.Tensor, num_bytes: cutlass.Constexpr):  # 16-byte aligned
+    """Starts a copy of shared to global memory, of a multiple of 16 bytes; commit and wait for its bulk group."""
+    cute.arch.inline_ptx(
+        "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [{$r0}], [{$r1}], {$r2}, {$r3};",
+        read_only_args=[gOut.iterator, Int32(sX.iterator.toint()), Int32(num_bytes), Int64(EVICT_FIRST)],
+    )
+
+
+@cute.jit
 def prefetch_evict_last(gX: cute.Tensor, num_bytes: cutlass.Constexpr):  # contiguous, 16-byte aligned
     """Brings ``num_bytes``, a multiple of 16, to the L2 cache, which keeps them longer than what is written."""
     cute.arch.inline_ptx(

@@ -18,7 +18,7 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from cute_kernels.device.cluster import store_to_peer
-from cute_kernels.device.copy import store_evict_first
+from cute_kernels.device.copy import store_bulk_evict_first, store_evict_first
 from cute_kernels.device.engine import ring_state
 from cute_kernels.device.math import select
 from cute_kernels.mamba.segsum_config import BLOCK, PIECE, SegsumKernel
@@ -72,6 +72,7 @@ class SegsumCluster(Tile):
             tmem_ptr: Int32
             sB: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(b_layout)], 1024]
             sC: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(c_layout)], 1024]
+            zeros: cute.struct.Align[cute.struct.MemRange[Float32, PIECE * key.head_tile // 2], 16]
             floats: cute.struct.Align[cute.struct.MemRange[Float32, sum(map(aligned_size, self.float_layouts()))], 16]
 
         self.Storage = Storage
@@ -183,6 +184,10 @@ class SegsumCluster(Tile):
                 self.load_operands(ring, n, operands, first_piece, g0)
         engine.begin(storage)
         cute.arch.mbarrier_init_fence()
+        sZeros = cute.make_tensor(storage.zeros.data_ptr(), cute.make_layout((4, PIECE * key.head_tile // VECTOR)))
+        if cutlass.const_expr(not key.zeros_first):
+            # The fence in it also waits for dt: loads among the zeros of many blocks take longer.
+            self.make_zeros(sZeros, tidx, key.threads)
         cute.arch.sync_threads()
         if tidx == 0:
             before = cutlass.max(cutlass.min((diagonal - j0) // BLOCK, key.tile_j // BLOCK), 0)
@@ -196,8 +201,12 @@ class SegsumCluster(Tile):
         first_zero = -(-end // PIECE) * PIECE
         gL = self.rows_of_L(mL, b, c, first_own, i0)
         self.write_zeros_of_L(gL, first_zero)
-        for p in cutlass.range(cutlass.max(first_zero - j0, 0) // PIECE, self.pieces, unroll=1):
-            self.write_zeros_of_M(mM, chunk, i0, j0 + p * PIECE, h0)
+        writes_zeros = warp == key.threads // 32 - 1
+        if writes_zeros:
+            if cutlass.const_expr(key.zeros_first):
+                self.make_zeros(sZeros, cute.arch.lane_idx(), 32)
+                cute.arch.sync_warp()
+            self.write_zeros_of_M(sZeros, mM, chunk, i0, j0, first_zero)
 
         self.steps.make(dt, A_log, bias, gdt, sDecay, end, dt_min, dt_max)
         cute.arch.sync_threads()
@@ -226,6 +235,8 @@ class SegsumCluster(Tile):
                 self.write_masked(sG, sTileDecay, sTileFactor, sTileDiagonal, mM, chunk, i0, j, h0, p * PIECE)
         cute.arch.sync_threads()
         self.engine.end(acc)
+        if writes_zeros:
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
     def multiply(
@@ -446,27 +457,41 @@ class SegsumCluster(Tile):
                     store_evict_first(words, gL[None, v, row, h])
 
     @cute.jit
+    def make_zeros(
+        self,
+        sZeros: cute.Tensor,  # (4, 16-byte vector)
+        thread: Int32,
+        threads: cutlass.Constexpr,
+    ):
+        """What `write_zeros_of_M` copies, and lets bulk copies see it."""
+        nothing = cute.make_rmem_tensor(4, Float32)
+        nothing.fill(0.0)
+        for n in cutlass.range(thread, cute.size(sZeros, mode=[1]), threads, unroll=1):
+            cute.autovec_copy(nothing, sZeros[None, n])
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+    @cute.jit
     def write_zeros_of_M(
         self,
+        sZeros: cute.Tensor,  # (4, 16-byte vector): a row of a piece
         mM: cute.Tensor,  # (b, c, Q, Q, H)
         chunk: Int32,
         i0: Int32,
         j0: Int32,
-        h0: Int32,
+        first_zero: Int32,
     ):
-        """``tile_i`` rows of a piece above the diagonal."""
-        key = self.key
-        tidx = cute.arch.thread_idx()[0]
-        width, _ = self.widths()
-        vectors, rows_per_pass = self.walk(width, key.threads)
-        gM = self.rows_of_elements(mM, chunk, i0, j0, h0, width)
-        value = cute.make_rmem_tensor(width, Float32)
-        value.fill(0.0)
-        for n in cutlass.range_constexpr(-(-vectors // key.threads)):
-            v, first = tidx % vectors + n * key.threads, tidx // vectors
-            if (v < vectors) & (first < rows_per_pass):
-                for row in cutlass.range(first, key.tile_i, rows_per_pass, unroll=4):
-                    self.write(value, gM[None, v, row])
+        """Starts writing the pieces from column ``first_zero`` on (one warp).
+
+        By bulk copies, for stores of all threads stand in the way of the scan's shuffles and shared memory.
+        """
+        key, lane = self.key, cute.arch.lane_idx()
+        first = cutlass.max(first_zero - j0, 0) // PIECE
+        for n in cutlass.range(lane, cutlass.max(self.pieces - first, 0) * key.tile_i, 32, unroll=1):
+            row, p = n % key.tile_i, first + n // key.tile_i
+            offset = ((Int64(chunk) * key.chunk_size + i0 + row) * key.chunk_size + j0 + p * PIECE) * key.num_heads
+            gM = cute.make_tensor(mM.iterator + cute.assume(offset, divby=PIECE), cute.make_layout(1))
+            store_bulk_evict_first(sZeros, gM, PIECE * key.head_tile * 2)
+        cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit
     def write_masked(

@@ -17,13 +17,14 @@ BLOCK = 16  # neighbouring columns whose elements of L and M go through the same
 MOST_IN_ONE_LAUNCH = 32  # chunks of 16 heads and 256 steps: beyond, scans that are made once cost less
 MOST_PER_GROUP = 16  # and where G is not repeated for every head
 MOST_HEADS_IN_ONE_LAUNCH = 16  # more were not measured
-ONE_LAUNCH = (  # up to so many of them: rows of a tile, blocks of a cluster, threads
-    (1, 16, 4, 512),
-    (2, 8, 2, 512),
-    (3, 16, 4, 512),
-    (MOST_IN_ONE_LAUNCH, 16, 2, 512),
-    (MOST_IN_ONE_LAUNCH, 16, 4, 512),
+ONE_LAUNCH = (  # up to so many of them: rows of a tile, blocks of a cluster, threads, zeros before dt
+    (1, 16, 4, 512, True),
+    (2, 8, 2, 512, False),
+    (3, 16, 4, 512, False),
+    (MOST_IN_ONE_LAUNCH, 16, 2, 512, False),
+    (MOST_IN_ONE_LAUNCH, 16, 4, 512, False),
 )
+MOST_OF_GROUPS = 4  # chunks in one launch where there are several groups: a product is taken apart by them
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class SegsumConfig:
     head_tile: int
     threads: int
     cluster: int = 1  # blocks that share the scan; 1: a launch before makes it
+    zeros_first: bool = False  # the cluster's blocks write zeros before dt is there
 
     @classmethod
     def for_shape(
@@ -53,6 +55,9 @@ class SegsumConfig:
         """One launch where little is written. Else two, with smaller tiles where there are few chunks, so that every SM
         has a block, or many heads."""
         most = MOST_PER_GROUP if per_group else MOST_IN_ONE_LAUNCH
+        # few heads write less for the same set-up
+        most *= min(1.0, num_heads * chunk_size / (16 * 256)) ** 0.5
+        most = most if n_groups == 1 else min(most, MOST_OF_GROUPS)
         for config in cls._in_one_launch(chunk_size, num_heads, n_groups, d_state, num_chunks, most):
             return config
         heads = num_heads // n_groups
@@ -66,18 +71,18 @@ class SegsumConfig:
 
     @classmethod
     def _in_one_launch(
-        cls, chunk_size: int, num_heads: int, n_groups: int, d_state: int, num_chunks: int, most: int
+        cls, chunk_size: int, num_heads: int, n_groups: int, d_state: int, num_chunks: int, most: float
     ) -> Iterator[SegsumConfig]:
         """Tiles for clusters whose blocks share the scan, the best first: of those that fit."""
         work = num_chunks * chunk_size / 256 * max(1.0, num_heads * chunk_size / (16 * 256))
         if work > most or num_heads > MOST_HEADS_IN_ONE_LAUNCH or n_groups > MAX_GROUPS_IN_TASK:
             return
-        for up_to, tile_i, cluster, threads in ONE_LAUNCH:
+        for up_to, tile_i, cluster, threads, zeros_first in ONE_LAUNCH:
             fits = (
                 chunk_size // cluster >= PIECE and num_heads % cluster == 0 and (tile_i == 16 or k_tile(d_state) == 64)
             )
             if work <= up_to and fits:
-                config = cls(tile_i, chunk_size // cluster, num_heads, threads, cluster)
+                config = cls(tile_i, chunk_size // cluster, num_heads, threads, cluster, zeros_first)
                 if config.shared_bytes(chunk_size, n_groups, d_state) <= SHARED_BYTES:
                     yield config
 
@@ -86,7 +91,7 @@ class SegsumConfig:
         own, rows, blocks = self.head_tile // self.cluster, max(self.tile_i, BLOCK), chunk_size // BLOCK
         operands = (1 if groups == 1 else 2) * (PIECE + self.tile_i) * d_state * 2
         floats = own * (chunk_size + 2 * rows + 2 * blocks + 10 + 8 * self.tile_i) + blocks * (own * self.tile_i + 4)
-        floats += self.head_tile * (self.tile_j + 4 + BLOCK * self.tile_i)
+        floats += self.head_tile * (self.tile_j + 4 + BLOCK * self.tile_i + PIECE // 2)
         floats += self.tile_j // BLOCK * (self.head_tile * self.tile_i + 4) + groups * self.tile_i * (PIECE + 4)
         return operands + 4 * floats + 2048
 
@@ -116,6 +121,7 @@ class SegsumKernel(Kernel):
     head_tile: int
     threads: int
     cluster: int
+    zeros_first: bool
 
     def compile(self, arch: str) -> Any:
         from cute_kernels.mamba.segsum_kernel import compile_segsum
