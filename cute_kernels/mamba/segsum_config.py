@@ -21,6 +21,8 @@ ONE_LAUNCH = (  # up to so many of them: rows of a tile, blocks of a cluster, th
     (1, 16, 4, 512, True),
     (2, 8, 2, 512, False),
     (3, 16, 4, 512, False),
+    (4, 16, 2, 512, False),
+    (6, 16, 4, 512, False),  # where two blocks of the next kind would share a few of the SMs
     (MOST_IN_ONE_LAUNCH, 16, 2, 512, False),
     (MOST_IN_ONE_LAUNCH, 16, 4, 512, False),
 )
