@@ -6,11 +6,13 @@ then a sum over one piece, lo * hi + hi * lo + hi * hi, is added to fp32 registe
 A warpgroup's A may be ``joined`` then: 32 rows, both parts of each among its 64, and hi * (lo + hi) and lo * (lo + hi)
 are rows of its result.
 
+A's pieces come through a ring of ``depth`` times as many stages as a product has pieces. A stage's mbarrier ``full``
+says that all of it is there; on its mbarrier ``empty`` arrive ``releases`` who have done with it.
+
 The result's registers are those of wgmma on both: with M = 64, tensor memory read as 16x256b has the same map.
 
 Order of calls, by the warpgroups' threads alone: ``begin``, a barrier of them with a proxy fence before it,
-``accumulators``; then for each product ``start`` for each piece of K, and ``finish``; ``end``. The n-th product counts
-from 0. Between the pieces there should be other work: a warp that issues wgmma waits while the tensor core is busy.
+``accumulators``; ``multiply`` for each product, which count from 0; ``end``.
 """
 
 import cutlass
@@ -27,24 +29,29 @@ K = OperandMajorMode.K
 
 
 class _Product:
-    def __init__(self, columns, k_tiles, parts, dtype, warpgroups):
+    def __init__(self, columns, k_tiles, parts, dtype, warpgroups, depth):
         self.columns, self.k_tiles, self.parts, self.dtype, self.warpgroups = columns, k_tiles, parts, dtype, warpgroups
+        self.depth = depth
 
     def group(self):
         """This thread's warpgroup."""
         return cute.arch.make_warp_uniform(cute.arch.warp_idx()) // 4
 
+    def place(self, n):
+        """The first stage of the n-th product, and the phase of its mbarriers."""
+        return (n % self.depth * self.k_tiles, n // self.depth % 2) if self.depth > 1 else (0, n % 2)
+
     @cute.jit
-    def _add_piece(self, mma, acc, fA, fB, k, buffer, joined: cutlass.Constexpr):
-        """All products of the parts of piece k, of A and of the B in a buffer."""
-        kt = self.k_tiles
+    def _add_piece(self, mma, acc, fA, fB, k, first, joined: cutlass.Constexpr):
+        """All products of the parts of piece k, of an A whose stages begin at `first`, and of B."""
+        kt, high = self.k_tiles, first + k
         if cutlass.const_expr(self.parts == 1):
-            self._issue(mma, acc, fA, k, fB, buffer * kt + k, k == 0)
+            self._issue(mma, acc, fA, high, fB, k, k == 0)
         else:
             if cutlass.const_expr(not joined):
-                self._issue(mma, acc, fA, kt + k, fB, buffer * 2 * kt + k, True)
-            self._issue(mma, acc, fA, k, fB, buffer * 2 * kt + kt + k, joined)
-            self._issue(mma, acc, fA, k, fB, buffer * 2 * kt + k, False)
+                self._issue(mma, acc, fA, high + kt * self.depth, fB, k, True)
+            self._issue(mma, acc, fA, high, fB, kt + k, joined)
+            self._issue(mma, acc, fA, high, fB, k, False)
 
     @cute.jit
     def _issue(self, mma, acc, fA, a, fB, b, fresh: cutlass.Constexpr):
@@ -58,6 +65,10 @@ class ProductSm90(_Product):
 
     accumulate = warpgroup.Field.ACCUMULATE
     barriers = words = 0
+
+    @property
+    def releases(self):
+        return 4 * self.warpgroups
 
     def tiled_mma(self):
         return sm90_utils.make_trivial_tiled_mma(
@@ -77,33 +88,40 @@ class ProductSm90(_Product):
         return acc, acc[0] if cutlass.const_expr(self.parts == 1) else make()
 
     @cute.jit
-    def start(
+    def multiply(
         self,
         mma,  # two tiled MMAs: the first overwrites its accumulator, the second adds to it
         acc,
-        total,  # (mma, 1, 1) fp32
-        fA,  # (mma, 1, k block, part and piece)
-        fB,  # (mma, 1, k block, buffer, part and piece)
-        buffer: Int32,
+        total,  # (mma, 1, 1) fp32: the result
+        fA,  # (mma, 1, k block, part and stage)
+        fB,  # (mma, 1, k block, part and piece)
+        full: cute.Pointer,
+        empty: cute.Pointer,
         done: cute.Pointer,
-        piece: cutlass.Constexpr,
+        n: Int32,
         joined: cutlass.Constexpr,
     ):
-        """Starts a piece of a product. With two parts the sum of the piece before is awaited, and added."""
-        if cutlass.const_expr(piece == 0 or self.parts == 2):
-            warpgroup.fence()
-        self._add_piece(mma, acc[piece % self.parts], fA, fB, piece, buffer, joined)
-        warpgroup.commit_group()
-        if cutlass.const_expr(self.parts == 2 and piece > 0):
-            warpgroup.wait_group(1)
-            self._add(acc, total, piece - 1)
+        """The n-th product. A piece is issued before the one in front is waited for, and its sum added."""
+        first, phase = self.place(n)
+        for k in cutlass.range_constexpr(self.k_tiles):
+            cute.arch.mbarrier_wait(full + (first + k), phase)
+            if cutlass.const_expr(k == 0 or self.parts == 2):
+                warpgroup.fence()
+            self._add_piece(mma, acc[k % self.parts], fA, fB, k, first, joined)
+            warpgroup.commit_group()
+            if cutlass.const_expr(k > 0):
+                warpgroup.wait_group(1)
+                self._leave(empty, first, acc, total, k - 1)
+        warpgroup.wait_group(0)
+        self._leave(empty, first, acc, total, self.k_tiles - 1)
 
     @cute.jit
-    def finish(self, mma, acc, total, fA, fB, buffer, done, n, joined: cutlass.Constexpr):
-        """Waits for the n-th product."""
-        warpgroup.wait_group(0)
+    def _leave(self, empty, first, acc, total, k: cutlass.Constexpr):
+        """Behind a piece."""
+        if cute.arch.lane_idx() == 0:
+            cute.arch.mbarrier_arrive(empty + (first + k))
         if cutlass.const_expr(self.parts == 2):
-            self._add(acc, total, self.k_tiles - 1)
+            self._add(acc, total, k)
 
     @cute.jit
     def _add(self, acc, total, piece: cutlass.Constexpr):
@@ -126,15 +144,15 @@ class ProductSm100(_Product):
     accumulate = tcgen05.Field.ACCUMULATE
     words = 1  # of shared memory, for the address of the tensor memory
 
-    def __init__(self, columns, k_tiles, parts, dtype, warpgroups, together, alone):
-        super().__init__(columns, k_tiles, parts, dtype, warpgroups)
+    def __init__(self, columns, k_tiles, parts, dtype, warpgroups, depth, together, alone):
+        super().__init__(columns, k_tiles, parts, dtype, warpgroups, depth)
         self.together, self.alone = together, alone
-        self.barriers = warpgroups
+        self.barriers = self.releases = warpgroups
         self.pitch = -(-columns // 16) * 16  # columns from one accumulator to the next
         sums = 1 if parts == 1 else k_tiles
-        self.depth = min(sums, tensor_memory.COLUMNS // (self.pitch * warpgroups))  # accumulators of a warpgroup
-        self.rounds = -(-sums // self.depth)  # of one product
-        self.allocated = tensor_memory.allocation(self.pitch * self.depth * warpgroups)
+        self.at_once = min(sums, tensor_memory.COLUMNS // (self.pitch * warpgroups))  # accumulators of a warpgroup
+        self.rounds = -(-sums // self.at_once)  # of one product
+        self.allocated = tensor_memory.allocation(self.pitch * self.at_once * warpgroups)
 
     def tiled_mma(self):
         return sm100_utils.make_trivial_tiled_mma(
@@ -157,56 +175,68 @@ class ProductSm100(_Product):
     def accumulators(self, tiled_mma, address):
         """The first of a warpgroup, in tensor memory, and the result's registers."""
         layout = tiled_mma.make_fragment_C(tiled_mma.partition_shape_C((64, self.columns))).layout
-        first = cute.assume(self.group() * (self.pitch * self.depth), divby=16)
+        first = cute.assume(self.group() * (self.pitch * self.at_once), divby=16)
         start = tensor_memory.start(address) + first
         return cute.make_tensor(start, layout), cute.make_rmem_tensor(((2, 2, self.columns // 8), 1, 1), Float32)
 
     @cute.jit
-    def start(
+    def multiply(
         self,
         mma,  # two tiled MMAs: the first overwrites its accumulator, the second adds to it
         acc,
-        total,  # (mma, 1, 1) fp32
-        fA,  # (mma, 1, k block, part and piece)
-        fB,  # (mma, 1, k block, buffer, part and piece)
-        buffer: Int32,
+        total,  # (mma, 1, 1) fp32: the result
+        fA,  # (mma, 1, k block, part and stage)
+        fB,  # (mma, 1, k block, part and piece)
+        full: cute.Pointer,
+        empty: cute.Pointer,
         done: cute.Pointer,
-        piece: cutlass.Constexpr,
+        n: Int32,
         joined: cutlass.Constexpr,
     ):
-        """Starts a product, with its first piece: all of it or, with two parts, the first round."""
-        if cutlass.const_expr(piece == 0):
-            self._start_round(mma, acc, fA, fB, 0, buffer, done, joined)
-
-    @cute.jit
-    def finish(self, mma, acc, total, fA, fB, buffer, done, n, joined: cutlass.Constexpr):
-        """Waits for the n-th product, and makes its other rounds."""
-        if cutlass.const_expr(self.parts == 1):
-            cute.arch.mbarrier_wait(done + self.group(), n % 2)
-            tensor_memory.read(acc, total, self.columns)
-        else:
+        """The n-th product, in rounds where its sums are more than the accumulators."""
+        if cutlass.const_expr(self.parts == 2):
             total.fill(0.0)
-            part = cute.make_rmem_tensor_like(total)
-            for i in cutlass.range_constexpr(self.rounds):
-                if cutlass.const_expr(i > 0):
-                    self._start_round(mma, acc, fA, fB, i, buffer, done, joined)
-                cute.arch.mbarrier_wait(done + self.group(), (n * self.rounds + i) % 2)
-                for j in cutlass.range(min(self.depth, self.k_tiles - i * self.depth), unroll=1):
+        for i in cutlass.range_constexpr(self.rounds):
+            last = min(self.k_tiles, (i + 1) * self.at_once) if self.parts == 2 else self.k_tiles
+            self._start(mma, acc, fA, fB, full, empty, done, n, i * self.at_once, last, joined)
+            cute.arch.mbarrier_wait(done + self.group(), (n * self.rounds + i) % 2)
+            if cutlass.const_expr(self.parts == 1):
+                tensor_memory.read(acc, total, self.columns)
+            else:
+                part = cute.make_rmem_tensor_like(total)
+                for j in cutlass.range(last - i * self.at_once, unroll=1):
                     tensor_memory.read(self._at(acc, j), part, self.columns)
                     total.store(total.load() + part.load())
 
     @cute.jit
-    def _start_round(self, mma, acc, fA, fB, i: cutlass.Constexpr, buffer, done, joined: cutlass.Constexpr):
+    def _start(
+        self,
+        mma,
+        acc,
+        fA,
+        fB,
+        full,
+        empty,
+        done,
+        n,
+        start: cutlass.Constexpr,
+        end: cutlass.Constexpr,
+        joined: cutlass.Constexpr,
+    ):
+        """Starts the products of some pieces."""
         group = self.group()
         # The warpgroup's warps have read what these overwrite, and have seen the operands arrive.
         tensor_memory.fence_before()
         cute.arch.barrier(barrier_id=self.alone + group, number_of_threads=128)
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4 == 0:
             tensor_memory.fence_after()
-            first = 0 if cutlass.const_expr(self.parts == 1) else i * self.depth
-            last = self.k_tiles if cutlass.const_expr(self.parts == 1) else min(self.k_tiles, first + self.depth)
-            for k in cutlass.range_constexpr(first, last):
-                self._add_piece(mma, self._at(acc, (k - first) % self.depth), fA, fB, k, buffer, joined)
+            first, phase = self.place(n)
+            for k in cutlass.range_constexpr(start, end):
+                cute.arch.mbarrier_wait(full + (first + k), phase)
+                at = self._at(acc, k - start) if cutlass.const_expr(self.parts == 2) else acc
+                self._add_piece(mma, at, fA, fB, k, first, joined)
+                with cute.arch.elect_one():
+                    tcgen05.commit(empty + (first + k))
             with cute.arch.elect_one():
                 tcgen05.commit(done + group)
 
@@ -222,12 +252,12 @@ class ProductSm100(_Product):
             tensor_memory.free(self.allocated, address)
 
 
-def row_product(arch, columns, k_tiles, parts, dtype, warpgroups, together, alone):
+def row_product(arch, columns, k_tiles, parts, dtype, warpgroups, depth, together, alone):
     """The product on ``arch`` ("sm_90a", "sm_100a" or "sm_103a").
 
     It may use two kinds of named barriers: ``together`` of all warpgroups, and of each alone, the first of which is
     ``alone``.
     """
     if arch == "sm_90a":
-        return ProductSm90(columns, k_tiles, parts, dtype, warpgroups)
-    return ProductSm100(columns, k_tiles, parts, dtype, warpgroups, together, alone)
+        return ProductSm90(columns, k_tiles, parts, dtype, warpgroups, depth)
+    return ProductSm100(columns, k_tiles, parts, dtype, warpgroups, depth, together, alone)

@@ -441,10 +441,10 @@ def _rows(batch: int, blocks: int, threads: int, sm_count: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Project(HyenaKernel):
-    """The block's first launch: LayerNorm, in_proj, short convolution and gate; the filter; the weights' conversion.
+    """LayerNorm, in_proj, short convolution and gate, with the weights' conversion in front and the filter beside.
 
-    A block has `channels` channels of each of x0, x1 and v, and a run of tiles of `tile` tokens. A warpgroup beside
-    these computes the filter, for `positions` positions and 1/filter_split of the channels at a time, and converts.
+    A block has a tile of `tile` tokens and a run of slabs of `channels` channels of each of x0, x1 and v. A warpgroup
+    beside computes the filter, for `positions` positions and 1/filter_split of the channels at a time.
     """
 
     dtype: str
@@ -459,9 +459,8 @@ class Project(HyenaKernel):
     stored_z: bool
     positions: int = 16
     filter_split: int = 1
-    team: int = 1  # blocks of a cluster, which have the same channels and divide the conversion of in_proj's rows
 
-    BUFFERS: ClassVar[int] = 2  # tiles in shared memory: the next one is made beside the product of one
+    TILES: ClassVar[tuple[int, ...]] = (16, 32, 48, 64, 80)
 
     def __post_init__(self) -> None:
         if self.width % 64 or not 64 <= self.width <= 256:
@@ -471,20 +470,23 @@ class Project(HyenaKernel):
         self.filter  # noqa: B018  it checks its fields
         if self.channels not in (32, 64)[: 3 - self.parts]:
             raise ValueError(f"channels must be 32, or with one part 64, got {self.channels}")
-        if self.tile not in (16, 32, 48, 64):
-            raise ValueError(f"tile must be 16, 32, 48 or 64, got {self.tile}")
-        if self.team not in (1, 2, 4):
-            raise ValueError(f"team must be 1, 2 or 4, got {self.team}")
+        if self.tile not in self.TILES:
+            raise ValueError(f"tile must be one of {self.TILES}, got {self.tile}")
 
     def division(self, batch: int, conv_length: int, sm_count: int) -> tuple[int, int]:
-        """Tiles of tokens of one block, and the least number of blocks: what the GPU can run at once.
-
-        Larger clusters leave SMs over: of an H200's 132 30 of four blocks use 120, and 15 of eight.
-        """
-        usable = sm_count if self.team <= 2 else sm_count * 10 // 11
-        blocks = max(usable // self.team, 1) * self.team
+        """Slabs of one block, and the least number of blocks: what the GPU runs at once."""
         tiles = batch * -(-conv_length // self.tile)
-        return -(-tiles // max(blocks // self.slabs, 1)), blocks
+        runs = max(1, min(self.slabs, sm_count // tiles))
+        return -(-self.slabs // runs), sm_count
+
+    def cost(self, batch: int, conv_length: int, sm_count: int) -> float:
+        """Of all its blocks, in thousands of cycles."""
+        run, _ = self.division(batch, conv_length, sm_count)
+        blocks = batch * -(-conv_length // self.tile) * -(-self.slabs // run)
+        products = (5 if self.channels == 32 else 3) if self.parts == 2 else self.channels // 32 + 1
+        multiply = products * self.width // 16 * max(self.tile + 8, 48) / 2000
+        load = self.parts * 6 * self.channels * self.width / 50000
+        return -(-blocks // sm_count) * (3 + run * (max(multiply, load) + 0.3 + self.tile / 150))
 
     @classmethod
     def for_shape(
@@ -500,28 +502,32 @@ class Project(HyenaKernel):
         bias: bool,
         stored_z: bool,
     ) -> Project:
-        """By times on an H200 at D = 256."""
-        narrow = precision.parts == 2 or batch * conv_length * width <= 2048 * sm_count
-        channels, sizes = (32, (32,)) if narrow else (64, (64, 48, 32))
-        if narrow and batch * -(-conv_length // 16) * (width // 32) <= sm_count:
-            sizes = (16,)  # all tiles at once
         f = Filter.for_shape(width, emb_dim, layout, bias, stored_z, conv_length, sm_count)
+        rest = (emb_dim, layout, bias, stored_z)
+        kernels = [
+            cls(precision.dtype, precision.parts, width, inner, channels, tile, *rest, positions, f.split)
+            for channels in (32, 64)[: 3 - precision.parts]
+            for tile in cls.TILES
+            for positions in (f.tile, 32)  # 32 positions need less shared memory than 16
+        ]
+        fitting = [k for k in kernels if k.fits]
+        return min(fitting, key=lambda k: (k.cost(batch, conv_length, sm_count), k.positions != f.tile))
 
-        def kernels(tiles: tuple[int, ...]) -> list[Project]:
-            fields = (precision.dtype, precision.parts, width, inner, channels)
-            rest = (emb_dim, layout, bias, stored_z)
-            return [cls(*fields, t, *rest, p, f.split, team=2) for t in tiles for p in (f.tile, 32)]
+    @property
+    def depth(self) -> int:
+        """Slabs whose rows are in shared memory at once."""
+        return max(1, 4 // (self.width // 64))
 
-        # 32 positions need less shared memory than 16.
-        fitting = [k for k in kernels(sizes) if k.fits] or kernels((16,))
-        # A tile costs as much as 16 tokens beside its own.
-        return min(fitting, key=lambda k: (k.division(batch, conv_length, sm_count)[0] * (k.tile + 16), -k.fits))
+    @property
+    def stages(self) -> int:
+        """Of in_proj's rows, 64 of K each."""
+        return self.depth * self.width // 64
 
     @property
     def shared_bytes(self) -> int:
         """Of a block: operands in pieces that are aligned to 1024 bytes, and before them all else."""
-        operands = 2 * self.parts * self.width * (3 * self.channels + self.BUFFERS * (self.tile + 8))
-        return operands + -(-(128 + 24 * self.channels + 4 * self.filter.shared_floats) // 1024) * 1024
+        operands = 2 * self.parts * (64 * self.stages * 3 * self.channels + self.width * (self.tile + 8))
+        return operands + -(-(128 + 4 * self.filter.shared_floats) // 1024) * 1024
 
     @property
     def fits(self) -> bool:
@@ -538,38 +544,21 @@ class Project(HyenaKernel):
 
     @property
     def slabs(self) -> int:
-        """Blocks that share a run of tokens."""
         return self.width // self.channels
 
     @property
     def warps(self) -> int:
-        """A warpgroup for x0, and one for each 32 channels of x1 and v."""
+        """Of those that multiply: a warpgroup for x0, and one for each 32 channels of x1 and v."""
         return 4 * (1 + self.channels // 32)
 
     @property
     def threads(self) -> int:
-        """Without those beside them."""
+        """Of those that multiply."""
         return 32 * self.warps
 
     @property
-    def norm_warps(self) -> int:
-        """Those that normalise the tokens."""
+    def filter_warps(self) -> int:
         return 4
-
-    @property
-    def side_warps(self) -> int:
-        """Those of the filter."""
-        return 4
-
-    @property
-    def row_passes(self) -> int:
-        """Rows of in_proj that a thread helps to convert: 6 with 32 channels, 8 with 64, if its block has no team."""
-        return -(-3 * self.channels // (2 * self.warps * self.team))
-
-    @property
-    def rows_at_once(self) -> int:
-        """Rows whose loads are in flight together."""
-        return self.row_passes if self.channels == 32 else min(self.row_passes, 4)
 
     def compile(self, arch: str) -> Any:
         from cute_kernels.hyena import project

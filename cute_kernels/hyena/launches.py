@@ -15,7 +15,7 @@ from cute_kernels.hyena.config import ClusterFinishLaunch, FinishLaunch, MixLaun
 from cute_kernels.hyena.filter import filter_arguments
 from cute_kernels.hyena.finish import FinishKernel
 from cute_kernels.hyena.long_conv import kernel_of
-from cute_kernels.hyena.project import TAPS, ProjectKernel
+from cute_kernels.hyena.project import ProjectKernel
 from cute_kernels.hyena.weights import compact, operand_type, weights_arguments
 from cute_kernels.hyena.workspace import ROW_ALIGN, Constants
 from cute_kernels.runtime.kernel import compile_options
@@ -37,14 +37,15 @@ def operand(buffer: cute.Tensor, constants: Constants, name: str):
 
 def vector(buffer: cute.Tensor, constants: Constants, name: str):
     start = aligned(buffer.iterator + constants.offsets()[name])
-    return cute.make_tensor(start, cute.make_layout(constants.shapes(0)[name]))
+    shape = constants.shapes(0)[name]
+    return cute.make_tensor(start, cute.make_ordered_layout(shape, order=tuple(reversed(range(len(shape))))))
 
 
 def operands(buffer: cute.Tensor, constants: Constants):
     """out_proj, fc1, fc2, their scales, and fc1's norms."""
     matrices = [operand(buffer, constants, name) for name in ("out_proj", "fc1", "fc2")]
     vectors = [vector(buffer, constants, n) for n in ("out_proj_scale", "fc1_scale", "fc2_scale", "fc1_norm")]
-    return matrices + vectors
+    return matrices, vectors
 
 
 def pitch(length: I32):
@@ -72,13 +73,7 @@ class Projecting:
     def __call__(
         self,
         x: cute.Tensor,  # (B, L, D) fp32
-        mNw: cute.Tensor,  # as ProjectKernel takes them
-        mNb: cute.Tensor,
-        mW: cute.Tensor,
-        mB: cute.Tensor,
-        mTaps: cute.Tensor,
-        mTb: cute.Tensor,
-        mZ: cute.Tensor,
+        mZ: cute.Tensor,  # as ProjectKernel takes them
         mF1: cute.Tensor,
         mFb1: cute.Tensor,
         mFreq: cute.Tensor,
@@ -89,6 +84,12 @@ class Projecting:
         mFf: cute.Tensor,
         mFbias: cute.Tensor,
         mDeltas: cute.Tensor,
+        mNw: cute.Tensor,
+        mNb: cute.Tensor,
+        mW: cute.Tensor,
+        mB: cute.Tensor,
+        mTaps: cute.Tensor,
+        mTb: cute.Tensor,
         mWo: cute.Tensor,
         mW1: cute.Tensor,
         mW2: cute.Tensor,
@@ -109,22 +110,21 @@ class Projecting:
         g, x0 = (rows(scratch, offset, i, x.shape[0], c.width, row, row) for i in (0, 1))
         taps = cute.make_layout((c.width, row), stride=(cute.assume(I64(row), divby=ROW_ALIGN), 1))
         k = cute.make_tensor(aligned(constants.iterator + c.constants.offsets()["k"]), taps)
+        matrices, vectors = operands(constants, c.constants)
+        in_proj, records = operand(constants, c.constants, "in_proj"), vector(constants, c.constants, "in_proj_records")
         self.kernel(
-            *(by_token(x), mNw, mNb, mW, mB, mTaps, mTb, g, x0),
-            *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, k),
-            *(mWo, mW1, mW2, *operands(constants, c.constants)),
+            *(by_token(x), g, x0, mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, k),
+            *(mNw, mNb, mW, mB, mTaps, mTb, mWo, mW1, mW2, in_proj, *matrices, records, *vectors),
             *(x.shape[1], conv_length, run, blocks, beside, eps, norm_len, shift, stream),
         )
 
 
 def compile_project(config: ProjectLaunch, arch: str):
-    d = config.width
-    inputs = [_activations(d), compact(F32, d), compact(F32, d), compact(F32, 3 * d, d), compact(F32, 3 * d)]
-    inputs += [compact(F32, 3 * d, TAPS), compact(F32, 3 * d)]
+    weights, _ = weights_arguments(config.weights)
     scalars = [I64(0), *(I32(1) for _ in range(4)), F32(1e-5), I32(1), F32(0.05)]
     return _compile(
         Projecting(config, arch),
-        *(*inputs, *filter_arguments(config.filter)[:-1], *weights_arguments(config.weights)[:3]),
+        *(_activations(config.width), *filter_arguments(config.filter)[:-1], *weights),
         *(_buffer(), _buffer(), *scalars),
         arch=arch,
     )
@@ -184,8 +184,9 @@ class Finishing:
         c = self.config
         row = pitch(conv_length)
         p = rows(scratch, offset, 1, x.shape[0], c.width, row, row)
+        matrices, vectors = operands(constants, c.constants)
         weights = (mBo, mB1, mB2, mNw, mNb, by_token(out))
-        self.kernel(p, by_token(x), *operands(constants, c.constants), *weights, x.shape[1], conv_length, eps, stream)
+        self.kernel(p, by_token(x), *matrices, *vectors, *weights, x.shape[1], conv_length, eps, stream)
 
 
 def compile_finish(config: FinishLaunch | ClusterFinishLaunch, arch: str):

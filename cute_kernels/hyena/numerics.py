@@ -1,5 +1,7 @@
 """Device arithmetic that the Hyena kernels share: scaling by powers of two, hi/lo splits, GELU, row sums."""
 
+import math
+
 import cutlass
 import cutlass.cute as cute
 
@@ -25,6 +27,11 @@ def scale_of(amax: F32):
     scale = ((254 + TARGET_EXPONENT - exponent) << 23).bitcast(F32)
     inverse = ((exponent - TARGET_EXPONENT) << 23).bitcast(F32)
     return scale, inverse
+
+
+def normalised_scale(width: int) -> float:
+    """The power of two for what LayerNorm makes of `width` elements before its weight: at most sqrt(width)."""
+    return 2.0 ** (TARGET_EXPONENT - math.ceil(math.log2(width) / 2))
 
 
 def inverse_of(scale: F32):

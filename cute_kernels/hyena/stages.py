@@ -13,17 +13,19 @@ from torch import Tensor
 from cute_kernels.hyena import torch_path
 from cute_kernels.hyena.addresses import Addresses
 from cute_kernels.hyena.config import ClusterFinish, ConvertWeights, Filter, Finish, LongConv, Precision, Project
-from cute_kernels.hyena.workspace import pitch
+from cute_kernels.hyena.workspace import Constants, pitch
 from cute_kernels.runtime import backend
 
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """The matrices of the second half as tensor-core operands, with the scale of each row."""
+    """The matrices as tensor-core operands, with the scale of each row."""
 
+    in_proj: Tensor  # [parts, 3D, D] in an order of its own, see weights.py
     out_proj: Tensor  # [parts, D, D]
     fc1: Tensor  # [parts, M, D]
     fc2: Tensor  # [parts, D, M]
+    in_proj_records: Tensor  # [3D, 8] fp32
     out_proj_scale: Tensor  # [D]
     fc1_scale: Tensor  # [M]
     fc2_scale: Tensor  # [D]
@@ -40,15 +42,10 @@ class Arguments(dict):
         known, addresses, arguments = self._held
         if known is not current or not addresses.hold():
             hold = current.held
-            first = tuple(map(hold, (*self.project, *self.filter, *self.matrices)))
+            first = tuple(map(hold, (*self.filter, *self.matrices)))
             arguments = first, hold(self.skip), tuple(map(hold, self.finish))
             self._held = current, Addresses(self.values()), arguments
         return arguments
-
-    @functools.cached_property
-    def project(self) -> tuple[Tensor, ...]:
-        names = ("norm1_weight", "norm1_bias", "in_proj_weight", "in_proj_bias")
-        return *(self[name] for name in names), self["short_conv_weight"].view(-1, 3), self["short_conv_bias"]
 
     @functools.cached_property
     def filter(self) -> tuple[Tensor, ...]:
@@ -61,7 +58,11 @@ class Arguments(dict):
 
     @functools.cached_property
     def matrices(self) -> tuple[Tensor, ...]:
-        return tuple(self[name] for name in ("out_proj_weight", "mlp_fc1_weight", "mlp_fc2_weight"))
+        """What is converted, and what goes into in_proj."""
+        names = ("norm1_weight", "norm1_bias", "in_proj_weight", "in_proj_bias")
+        convolution = self["short_conv_weight"].view(-1, 3), self["short_conv_bias"]
+        others = ("out_proj_weight", "mlp_fc1_weight", "mlp_fc2_weight")
+        return *(self[name] for name in names), *convolution, *(self[name] for name in others)
 
     @functools.cached_property
     def skip(self) -> Tensor:
@@ -79,26 +80,26 @@ def as_arguments(w: Mapping[str, Tensor], z: Tensor | None = None) -> Arguments:
     return Arguments(w) if z is None else Arguments(w, z=z)
 
 
+def empty_operands(precision: Precision, width: int, inner: int, device: torch.device) -> Operands:
+    shapes = Constants(width, inner, precision.dtype, precision.parts).shapes(0)
+    shapes.pop("k")
+    types = {3: getattr(torch, precision.dtype)}
+    made = {n: torch.empty(s, dtype=types.get(len(s), torch.float32), device=device) for n, s in shapes.items()}
+    return Operands(**made)
+
+
 def convert_weights(w: Mapping[str, Tensor], precision: Precision, out: Operands | None = None) -> Operands:
     inner, width = w["mlp_fc1_weight"].shape
     device = w["mlp_fc1_weight"].device
     kernel = ConvertWeights(precision.dtype, precision.parts, width, inner)
-    if out is None:
-        operand = {"dtype": getattr(torch, precision.dtype), "device": device}
-        p = precision.parts
-        out = Operands(
-            torch.empty(p, width, width, **operand),
-            torch.empty(p, inner, width, **operand),
-            torch.empty(p, width, inner, **operand),
-            *(torch.empty(n, dtype=torch.float32, device=device) for n in (width, inner, width, inner)),
-        )
+    out = empty_operands(precision, width, inner, device) if out is None else out
     backend.current().function(kernel, device)(*as_arguments(w).matrices, *vars(out).values())
     return out
 
 
 @dataclasses.dataclass(frozen=True)
 class Projected:
-    """What the first launch makes: everything that the other two need beside the block's own inputs."""
+    """What the first launches make: everything that the other two need beside the block's own inputs."""
 
     g: Tensor  # [B, D, Lp] fp32, v * x1; Lp = pitch(conv_length), what lies beyond conv_length is never read
     x0: Tensor  # [B, D, Lp] fp32
@@ -117,31 +118,20 @@ def project(
     z: Tensor | None = None,
     prepared: tuple[Tensor, Operands] | None = None,
 ) -> Projected:
-    """The first launch, which makes the filter and the operands too, unless `prepared` has them.
-
-    What it writes lies in two allocations.
-    """
+    """The first two launches, which make the filter and the operands too, unless `prepared` has them: then one."""
     w = as_arguments(w, z)
     batch, length, width = x.shape
-    inner, row = kernel.inner, pitch(conv_length)
-    sizes = (batch * width * row, batch * width * row)
+    row = pitch(conv_length)
+    g, x0 = (torch.empty(batch, width, row, dtype=torch.float32, device=x.device) for _ in range(2))
     if prepared is None:
-        sizes += (width * row, width, inner, width, inner)
-    floats = torch.empty(sum(sizes), dtype=torch.float32, device=x.device)
-    g, x0, *rest = floats.split(sizes)
-    g, x0 = g.view(batch, width, row), x0.view(batch, width, row)
-    if prepared is None:
-        k, scales = rest[0].view(width, row), rest[1:]
-        p, dtype = kernel.parts, getattr(torch, kernel.dtype)
-        sizes = (p * width * width, p * inner * width, p * width * inner)
-        wo, w1, w2 = torch.empty(sum(sizes), dtype=dtype, device=x.device).split(sizes)
-        operands = Operands(wo.view(p, width, width), w1.view(p, inner, width), w2.view(p, width, inner), *scales)
+        k = torch.empty(width, row, dtype=torch.float32, device=x.device)
+        operands = empty_operands(Precision(kernel.dtype, kernel.parts), width, kernel.inner, x.device)
     else:
         k, operands = prepared
     b = backend.current()
     run, blocks = kernel.division(batch, conv_length, b.sm_count(x.device))
     b.function(kernel, x.device)(
-        *(x.view(-1, width), *w.project, g, x0, *w.filter, k, *w.matrices, *vars(operands).values()),
+        *(x.view(-1, width), g, x0, *w.filter, k, *w.matrices, *vars(operands).values()),
         *(length, conv_length, run, blocks, int(prepared is None), eps, norm_len, exp_mod_shift),
     )
     return Projected(g, x0, k, operands)

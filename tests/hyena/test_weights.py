@@ -29,6 +29,9 @@ def test_operands(width, inner, precision, arch):
     with machine.ptx_machine(arch):
         made = stages.convert_weights(w, Precision.named(precision))
     want = operands(w, Precision.named(precision))
-    for name in ("out_proj", "fc1", "fc2", "out_proj_scale", "fc1_scale", "fc2_scale"):
+    for name in ("in_proj", "out_proj", "fc1", "fc2", "out_proj_scale", "fc1_scale", "fc2_scale"):
         assert torch.equal(getattr(made, name), getattr(want, name)), name
+    records, wanted = made.in_proj_records, want.in_proj_records
+    torch.testing.assert_close(records[:, 1], wanted[:, 1], rtol=1e-5, atol=1e-5)
+    assert torch.equal(records[:, [0, 2, 3, 4, 5]], wanted[:, [0, 2, 3, 4, 5]])
     torch.testing.assert_close(made.fc1_norm, want.fc1_norm, rtol=1e-6, atol=0)
