@@ -19,7 +19,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.utils.blackwell_helpers as sm100_utils
 import cutlass.utils.hopper_helpers as sm90_utils
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05, warpgroup
 
 from cute_kernels.device import tensor_memory
@@ -29,9 +29,9 @@ K = OperandMajorMode.K
 
 
 class _Product:
-    def __init__(self, columns, k_tiles, parts, dtype, warpgroups, depth):
+    def __init__(self, columns, k_tiles, parts, dtype, warpgroups, depth, together, alone):
         self.columns, self.k_tiles, self.parts, self.dtype, self.warpgroups = columns, k_tiles, parts, dtype, warpgroups
-        self.depth = depth
+        self.depth, self.together, self.alone = depth, together, alone
 
     def group(self):
         """This thread's warpgroup."""
@@ -99,9 +99,16 @@ class ProductSm90(_Product):
         empty: cute.Pointer,
         done: cute.Pointer,
         n: Int32,
+        last: Boolean,
         joined: cutlass.Constexpr,
     ):
-        """The n-th product. A piece is issued before the one in front is waited for, and its sum added."""
+        """The n-th product. A piece is issued before the one in front is waited for, and its sum added.
+
+        The warpgroups take turns, so that what one does with its result is under the products of the others.
+        """
+        group = self.group()
+        if n > 0 or group > 0:
+            cute.arch.barrier(barrier_id=self.alone + group, number_of_threads=256)
         first, phase = self.place(n)
         for k in cutlass.range_constexpr(self.k_tiles):
             cute.arch.mbarrier_wait(full + (first + k), phase)
@@ -112,6 +119,10 @@ class ProductSm90(_Product):
             if cutlass.const_expr(k > 0):
                 warpgroup.wait_group(1)
                 self._leave(empty, first, acc, total, k - 1)
+            if cutlass.const_expr(k == self.k_tiles - 1):
+                following = group + 1 if group < self.warpgroups - 1 else 0
+                if following > 0 or not last:
+                    cute.arch.barrier_arrive(barrier_id=self.alone + following, number_of_threads=256)
         warpgroup.wait_group(0)
         self._leave(empty, first, acc, total, self.k_tiles - 1)
 
@@ -145,8 +156,7 @@ class ProductSm100(_Product):
     words = 1  # of shared memory, for the address of the tensor memory
 
     def __init__(self, columns, k_tiles, parts, dtype, warpgroups, depth, together, alone):
-        super().__init__(columns, k_tiles, parts, dtype, warpgroups, depth)
-        self.together, self.alone = together, alone
+        super().__init__(columns, k_tiles, parts, dtype, warpgroups, depth, together, alone)
         self.barriers = self.releases = warpgroups
         self.pitch = -(-columns // 16) * 16  # columns from one accumulator to the next
         sums = 1 if parts == 1 else k_tiles
@@ -191,20 +201,21 @@ class ProductSm100(_Product):
         empty: cute.Pointer,
         done: cute.Pointer,
         n: Int32,
+        last: Boolean,
         joined: cutlass.Constexpr,
     ):
         """The n-th product, in rounds where its sums are more than the accumulators."""
         if cutlass.const_expr(self.parts == 2):
             total.fill(0.0)
         for i in cutlass.range_constexpr(self.rounds):
-            last = min(self.k_tiles, (i + 1) * self.at_once) if self.parts == 2 else self.k_tiles
-            self._start(mma, acc, fA, fB, full, empty, done, n, i * self.at_once, last, joined)
+            end = min(self.k_tiles, (i + 1) * self.at_once) if self.parts == 2 else self.k_tiles
+            self._start(mma, acc, fA, fB, full, empty, done, n, i * self.at_once, end, joined)
             cute.arch.mbarrier_wait(done + self.group(), (n * self.rounds + i) % 2)
             if cutlass.const_expr(self.parts == 1):
                 tensor_memory.read(acc, total, self.columns)
             else:
                 part = cute.make_rmem_tensor_like(total)
-                for j in cutlass.range(last - i * self.at_once, unroll=1):
+                for j in cutlass.range(end - i * self.at_once, unroll=1):
                     tensor_memory.read(self._at(acc, j), part, self.columns)
                     total.store(total.load() + part.load())
 
@@ -258,6 +269,5 @@ def row_product(arch, columns, k_tiles, parts, dtype, warpgroups, depth, togethe
     It may use two kinds of named barriers: ``together`` of all warpgroups, and of each alone, the first of which is
     ``alone``.
     """
-    if arch == "sm_90a":
-        return ProductSm90(columns, k_tiles, parts, dtype, warpgroups, depth)
-    return ProductSm100(columns, k_tiles, parts, dtype, warpgroups, depth, together, alone)
+    product = ProductSm90 if arch == "sm_90a" else ProductSm100
+    return product(columns, k_tiles, parts, dtype, warpgroups, depth, together, alone)

@@ -23,11 +23,11 @@ from cutlass.cute.runtime import make_fake_stream
 from cute_kernels.device import cluster
 from cute_kernels.hyena import cluster_finish_rows as rows
 from cute_kernels.hyena import numerics
+from cute_kernels.hyena.arguments import operand_type
 from cute_kernels.hyena.cluster_finish_sm100 import StreamSm100
 from cute_kernels.hyena.cluster_finish_stream import StreamSm90
 from cute_kernels.hyena.config import ClusterFinish
 from cute_kernels.hyena.finish import finish_arguments
-from cute_kernels.hyena.weights import operand_type
 from cute_kernels.runtime.kernel import compile_options
 
 F32, I32, I64 = cutlass.Float32, cutlass.Int32, cutlass.Int64

@@ -15,8 +15,8 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.pipeline import PipelineState
 
 from cute_kernels.hyena import cluster_finish_rows as rows
+from cute_kernels.hyena.arguments import operand_type
 from cute_kernels.hyena.config import ClusterFinish
-from cute_kernels.hyena.weights import operand_type
 
 F32, I32 = cutlass.Float32, cutlass.Int32
 

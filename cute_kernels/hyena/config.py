@@ -441,7 +441,7 @@ def _rows(batch: int, blocks: int, threads: int, sm_count: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Project(HyenaKernel):
-    """LayerNorm, in_proj, short convolution and gate, with the weights' conversion in front and the filter beside.
+    """LayerNorm, in_proj, short convolution and gate; in_proj's conversion in front, filter and other weights beside.
 
     A block has a tile of `tile` tokens and a run of slabs of `channels` channels of each of x0, x1 and v. A warpgroup
     beside computes the filter, for `positions` positions and 1/filter_split of the channels at a time.
@@ -558,6 +558,11 @@ class Project(HyenaKernel):
 
     @property
     def filter_warps(self) -> int:
+        return 4
+
+    @property
+    def other_warps(self) -> int:
+        """One that loads in_proj's rows, and those that convert the other weights."""
         return 4
 
     def compile(self, arch: str) -> Any:

@@ -25,8 +25,8 @@ from cutlass.cute.runtime import make_fake_stream
 from cute_kernels.device.copy import prefetch
 from cute_kernels.device.pin import pin
 from cute_kernels.hyena import numerics
+from cute_kernels.hyena.arguments import compact
 from cute_kernels.hyena.config import Filter
-from cute_kernels.hyena.weights import compact
 from cute_kernels.runtime.kernel import compile_options
 
 F16, F32, F64 = cutlass.Float16, cutlass.Float32, cutlass.Float64

@@ -22,10 +22,10 @@ from cutlass.cute.runtime import make_fake_stream
 
 from cute_kernels.hyena import finish_rows as rows
 from cute_kernels.hyena import numerics
+from cute_kernels.hyena.arguments import compact, operand_type
 from cute_kernels.hyena.config import ClusterFinish, Finish
 from cute_kernels.hyena.finish_sm100 import StreamSm100
 from cute_kernels.hyena.finish_stream import StreamSm90
-from cute_kernels.hyena.weights import compact, operand_type
 from cute_kernels.runtime.kernel import compile_options
 
 F32, I32 = cutlass.Float32, cutlass.Int32

@@ -23,8 +23,8 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.pipeline import PipelineState
 
 from cute_kernels.hyena import finish_rows as rows
+from cute_kernels.hyena.arguments import operand_type
 from cute_kernels.hyena.config import Finish
-from cute_kernels.hyena.weights import operand_type
 
 F32, I32 = cutlass.Float32, cutlass.Int32
 BOX = Finish.box

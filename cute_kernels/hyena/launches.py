@@ -10,13 +10,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.runtime import make_fake_stream
 
+from cute_kernels.hyena.arguments import compact, operand_type
 from cute_kernels.hyena.cluster_finish import ClusterFinishKernel
 from cute_kernels.hyena.config import ClusterFinishLaunch, FinishLaunch, MixLaunch, ProjectLaunch
 from cute_kernels.hyena.filter import filter_arguments
 from cute_kernels.hyena.finish import FinishKernel
 from cute_kernels.hyena.long_conv import kernel_of
 from cute_kernels.hyena.project import ProjectKernel
-from cute_kernels.hyena.weights import compact, operand_type, weights_arguments
+from cute_kernels.hyena.weights import weights_arguments
 from cute_kernels.hyena.workspace import ROW_ALIGN, Constants
 from cute_kernels.runtime.kernel import compile_options
 
@@ -114,7 +115,7 @@ class Projecting:
         in_proj, records = operand(constants, c.constants, "in_proj"), vector(constants, c.constants, "in_proj_records")
         self.kernel(
             *(by_token(x), g, x0, mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, k),
-            *(mNw, mNb, mW, mB, mTaps, mTb, mWo, mW1, mW2, in_proj, *matrices, records, *vectors),
+            *(mNw, mNb, mW, mB, mTaps, mTb, mWo, mW1, mW2, in_proj, records, *matrices, *vectors),
             *(x.shape[1], conv_length, run, blocks, beside, eps, norm_len, shift, stream),
         )
 

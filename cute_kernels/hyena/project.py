@@ -1,7 +1,7 @@
 """The block's first part: LayerNorm, in_proj, the short convolution and the gate, from x to g = v * x1 and x0.
 
 A block owns a tile of tokens and a run of slabs. A slab is some channels, with the rows of in_proj that make x0, x1 and
-v of them, converted by the launch in front (`weights.py`). The block normalises its tokens to an operand, once; then
+v of them, converted by the launch in front (`in_proj.py`). The block normalises its tokens to an operand, once; then
 the rows of one slab after the other stream through shared memory. Channels are the rows of the product and tokens its
 columns: a thread holds whole pieces of time of its channels, so the short convolution needs a shuffle, the gate
 nothing, and the results leave channels first.
@@ -24,19 +24,11 @@ from cute_kernels.device.copy import load, store_if
 from cute_kernels.device.math import select
 from cute_kernels.device.product import row_product
 from cute_kernels.hyena import numerics
+from cute_kernels.hyena.arguments import compact, operand_type
 from cute_kernels.hyena.config import Project
 from cute_kernels.hyena.filter import FilterRole, filter_arguments
-from cute_kernels.hyena.weights import (
-    GRANULE,
-    K_TILE,
-    RECORD,
-    TAPS,
-    ConvertWeightsKernel,
-    compact,
-    four,
-    operand_type,
-    weights_arguments,
-)
+from cute_kernels.hyena.in_proj import GRANULE, K_TILE, RECORD, TAPS, InProjKernel, four
+from cute_kernels.hyena.weights import WeightsRole, weights_arguments
 from cute_kernels.runtime.kernel import compile_options
 
 F32, I32, I64 = cutlass.Float32, cutlass.Int32, cutlass.Int64
@@ -49,11 +41,11 @@ GROUP_BARRIER = 3  # of the first warpgroup, the next ones follow
 class ProjectKernel:
     def __init__(self, config: Project, arch: str):
         self.config = c = config
-        self.filter, self.weights = FilterRole(c.filter), ConvertWeightsKernel(c.weights)
+        self.filter, self.weights, self.in_proj = FilterRole(c.filter), WeightsRole(c.weights), InProjKernel(c.weights)
         self.dtype = operand_type(c.dtype)
         self.k_tiles = c.width // K_TILE
         self.pieces = c.parts * self.k_tiles  # of the tokens' operand
-        self.stage_rows = c.parts * 3 * c.channels  # x0's first, see weights.py
+        self.stage_rows = c.parts * 3 * c.channels  # x0's first, see in_proj.py
         self.columns = c.tile + HALO
         self.scale = numerics.normalised_scale(c.width)
         self.engine = row_product(
@@ -78,7 +70,7 @@ class ProjectKernel:
         mFbias: cute.Tensor,
         mDeltas: cute.Tensor,
         mK: cute.Tensor,
-        mNw: cute.Tensor,  # as ConvertWeightsKernel takes them
+        mNw: cute.Tensor,  # as ConvertWeightsKernel takes what follows
         mNb: cute.Tensor,
         mW: cute.Tensor,
         mB: cute.Tensor,
@@ -88,10 +80,10 @@ class ProjectKernel:
         mW1: cute.Tensor,
         mW2: cute.Tensor,
         mWT: cute.Tensor,
+        mRecords: cute.Tensor,
         mWoT: cute.Tensor,
         mW1T: cute.Tensor,
         mW2T: cute.Tensor,
-        mRecords: cute.Tensor,
         mSo: cute.Tensor,
         mS1: cute.Tensor,
         mS2: cute.Tensor,
@@ -123,20 +115,18 @@ class ProjectKernel:
 
         self.Storage = Storage
         if beside != 0:
-            self.weights(
-                *(mNw, mNb, mW, mB, mTaps, mTb, mWo, mW1, mW2),
-                *(mWT, mWoT, mW1T, mW2T, mRecords, mSo, mS1, mS2, mNorm1, stream),
-            )
+            self.in_proj(mNw, mNb, mW, mB, mTaps, mTb, mWT, mRecords, stream)
         tiles = mG.shape[0] * cute.ceil_div(conv_length, c.tile)
         with_tokens = tiles * cute.ceil_div(c.slabs, run)
         self.kernel.set_name_prefix("hyena_project", remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
             *(mX, mG, mX0, mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK, mWT, mRecords),
+            *(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1),
             *(length, conv_length, run, with_tokens, beside, eps, norm_len, shift),
             *(self.engine.tiled_mma(), self.engine.tiled_mma(), x_layout),
         ).launch(
             grid=(cutlass.max(with_tokens, blocks), 1, 1),
-            block=(32 * (c.warps + c.filter_warps + 1), 1, 1),
+            block=(32 * (c.warps + c.filter_warps + c.other_warps), 1, 1),
             stream=stream,
             use_pdl=True,
         )
@@ -161,6 +151,16 @@ class ProjectKernel:
         mK: cute.Tensor,
         mWT: cute.Tensor,
         mRecords: cute.Tensor,
+        mWo: cute.Tensor,
+        mW1: cute.Tensor,
+        mW2: cute.Tensor,
+        mWoT: cute.Tensor,
+        mW1T: cute.Tensor,
+        mW2T: cute.Tensor,
+        mSo: cute.Tensor,
+        mS1: cute.Tensor,
+        mS2: cute.Tensor,
+        mNorm1: cute.Tensor,
         length: I32,
         conv_length: I32,
         run: I32,
@@ -224,9 +224,15 @@ class ProjectKernel:
                         *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK),
                         *(conv_length, norm_len, shift, storage.sFilter.data_ptr(), task, thread),
                     )
-        elif index >= 0 and cute.arch.lane_idx() == 0:
-            cute.arch.griddepcontrol_wait()  # the weights
-            self.stream_rows(mWT.iterator, cute.recast_ptr(sW.iterator), full, empty, first, last)
+        elif warp == c.warps + c.filter_warps:
+            if index >= 0 and cute.arch.lane_idx() == 0:
+                cute.arch.griddepcontrol_wait()  # the weights
+                self.stream_rows(mWT.iterator, cute.recast_ptr(sW.iterator), full, empty, first, last)
+        elif beside != 0:
+            count = c.other_warps - 1
+            unit = block * count + warp - (c.warps + c.filter_warps + 1)
+            for i in cutlass.range(unit, self.weights.units, blocks * count, unroll=1):
+                self.weights.work(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1, i, cute.arch.lane_idx())
 
     @cute.jit
     def position(self, tile: I32, conv_length: I32):
@@ -351,7 +357,7 @@ class ProjectKernel:
                     for i in cutlass.range_constexpr(RECORD // 4):
                         source = four(mRecords.iterator + cute.assume(at + 4 * i, divby=4))
                         cute.autovec_copy(source, cute.local_tile(record[None, r], (4,), (i,)))
-            self.engine.multiply(mma, acc, total, fA, fB, full, empty, done, slab - first, joined)
+            self.engine.multiply(mma, acc, total, fA, fB, full, empty, done, slab - first, slab + 1 == last, joined)
             if active:
                 self.finish(of_x0, total, record, mOut, b, slab * c.channels + channel, t0, conv_length, lane)
 

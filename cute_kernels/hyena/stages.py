@@ -21,11 +21,11 @@ from cute_kernels.runtime import backend
 class Operands:
     """The matrices as tensor-core operands, with the scale of each row."""
 
-    in_proj: Tensor  # [parts, 3D, D] in an order of its own, see weights.py
+    in_proj: Tensor  # [parts, 3D, D] in an order of its own, see in_proj.py
+    in_proj_records: Tensor  # [3D, 8] fp32
     out_proj: Tensor  # [parts, D, D]
     fc1: Tensor  # [parts, M, D]
     fc2: Tensor  # [parts, D, M]
-    in_proj_records: Tensor  # [3D, 8] fp32
     out_proj_scale: Tensor  # [D]
     fc1_scale: Tensor  # [M]
     fc2_scale: Tensor  # [D]

@@ -38,8 +38,9 @@ class Constants:
         d, m, p = self.width, self.inner, self.parts
         pieces = {}
         if p:
-            pieces |= {"in_proj": (p, 3 * d, d), "out_proj": (p, d, d), "fc1": (p, m, d), "fc2": (p, d, m)}
-            pieces |= {"in_proj_records": (3 * d, 8), "out_proj_scale": (d,), "fc1_scale": (m,), "fc2_scale": (d,), "fc1_norm": (m,)}
+            pieces |= {"in_proj": (p, 3 * d, d), "in_proj_records": (3 * d, 8)}
+            pieces |= {"out_proj": (p, d, d), "fc1": (p, m, d), "fc2": (p, d, m)}
+            pieces |= {"out_proj_scale": (d,), "fc1_scale": (m,), "fc2_scale": (d,), "fc1_norm": (m,)}
         return {**pieces, "k": (d, row)}
 
     def offsets(self) -> dict[str, int]:

@@ -64,4 +64,4 @@ def operands(w, precision: Precision) -> stages.Operands:
     others = bias[rows, None], w["short_conv_weight"].view(-1, 3)[rows], w["short_conv_bias"][rows, None]
     records = torch.cat([scale[:, None] / normalised, *others, torch.zeros(3 * width, 2)], dim=1)
     norm = w["mlp_fc1_weight"].norm(dim=1)
-    return stages.Operands(in_proj_image(in_proj), *matrices, records, *scales, norm)
+    return stages.Operands(in_proj_image(in_proj), records, *matrices, *scales, norm)

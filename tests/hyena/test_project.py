@@ -69,7 +69,14 @@ def transposed(width, channels, tile, precision):
 
 @parametrize(
     {
-        "width, channels, tile": [(64, 64, 48), (192, 32, 16), (256, 32, 32), (256, 64, 64), (128, 32, 64), (192, 64, 80)],
+        "width, channels, tile": [
+            (64, 64, 48),
+            (192, 32, 16),
+            (256, 32, 32),
+            (256, 64, 64),
+            (128, 32, 64),
+            (192, 64, 80),
+        ],
         "precision": ["high", "highest"],
         "sm_count": [1, 24],
         "arch": ARCHS,

@@ -1,0 +1,143 @@
+"""The rows of in_proj for the tensor cores: times norm1's weight, scaled by a power of two, rounded or split in two.
+
+They lie as `project` wants them in shared memory: granules of 32 channels, of each x0, x1 and v, piece after piece of
+64 elements of K, in rows of 128 bytes that are swizzled already. A piece's rows are x0's first, with two parts in turns
+of eight high and eight low ones, then the high ones of x1 and v in turns of eight channels, then their low ones.
+
+What else belongs to a row is its record: the factor of its product, its bias with norm1's bias in it, the taps of the
+short convolution and their bias. Records are in the order of one part's rows.
+"""
+
+from __future__ import annotations
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+
+from cute_kernels.hyena import numerics
+from cute_kernels.hyena.arguments import compact, operand_type
+from cute_kernels.hyena.config import ConvertWeights
+
+F32, I32 = cutlass.Float32, cutlass.Int32
+WARPS = 4  # warps of a block
+LANES = 16  # threads of a row
+GRANULE = 32  # channels
+K_TILE = 64  # elements of K of a piece: one 128-byte swizzle row
+TAPS = 3
+RECORD = 8  # floats
+
+
+class InProjKernel:
+    """The launch in front of `project`, which starts under it."""
+
+    def __init__(self, config: ConvertWeights):
+        self.config = config
+
+    @cute.jit
+    def __call__(
+        self,
+        mNw: cute.Tensor,  # (D,) fp32: norm1
+        mNb: cute.Tensor,  # (D,)
+        mW: cute.Tensor,  # (3D, D) fp32: in_proj, rows of x0, x1, v
+        mB: cute.Tensor,  # (3D,)
+        mTaps: cute.Tensor,  # (3D, 3): the short convolution
+        mTb: cute.Tensor,  # (3D,)
+        mWT: cute.Tensor,  # (parts, 3D, D): the rows in the order above
+        mRecords: cute.Tensor,  # (3D, 8) fp32
+        stream: cuda.CUstream,
+    ):
+        rows = WARPS * 32 // LANES
+        self.kernel.set_name_prefix("hyena_in_proj", remove_cutlass_symbol=True, keep_mangled_name=False)
+        self.kernel(mNw, mNb, mW, mB, mTaps, mTb, mWT, mRecords).launch(
+            grid=(3 * self.config.width // rows, 1, 1),
+            block=(32 * WARPS, 1, 1),
+            stream=stream,
+            # Blocks of the launch behind, which need all shared memory, come to the same SMs.
+            preferred_smem_carveout=100,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        mNw: cute.Tensor,
+        mNb: cute.Tensor,
+        mW: cute.Tensor,
+        mB: cute.Tensor,
+        mTaps: cute.Tensor,
+        mTb: cute.Tensor,
+        mWT: cute.Tensor,
+        mRecords: cute.Tensor,
+    ):
+        cute.arch.griddepcontrol_launch_dependents()
+        thread = cute.arch.block_idx()[0] * (32 * WARPS) + cute.arch.thread_idx()[0]
+        self.convert_row(mNw, mNb, mW, mB, mTaps, mTb, mWT, mRecords, thread // LANES, cute.arch.lane_idx())
+
+    @cute.jit
+    def convert_row(
+        self,
+        mNw: cute.Tensor,
+        mNb: cute.Tensor,
+        mW: cute.Tensor,
+        mB: cute.Tensor,
+        mTaps: cute.Tensor,
+        mTb: cute.Tensor,
+        mWT: cute.Tensor,
+        mRecords: cute.Tensor,
+        record: I32,
+        lane: I32,
+    ):
+        """One row, by 16 neighbouring threads."""
+        c = self.config
+        d, parts = c.width, c.parts
+        granule, r = record // (3 * GRANULE), record % (3 * GRANULE)
+        pair = r - GRANULE
+        other = (pair >> 4) * 8 + (pair & 7) + (1 + ((pair >> 3) & 1)) * d
+        row = granule * GRANULE + (r if r < GRANULE else other)
+        steps = d // K_TILE  # of 4 elements
+        x, nw, nb = (cute.make_rmem_tensor((4, steps), F32) for _ in range(3))
+        for i in cutlass.range_constexpr(steps):
+            start = 4 * (lane % LANES) + K_TILE * i
+            for pointer, values in ((mW.iterator + row * d, x), (mNw.iterator, nw), (mNb.iterator, nb)):
+                cute.autovec_copy(four(pointer + cute.assume(start, divby=4)), values[None, i])
+        bias = F32(0.0)
+        for i in cutlass.range_constexpr(4 * steps):
+            bias = cute.math.fma(x[i], nb[i], bias)
+            x[i] = x[i] * nw[i]
+        scale, inverse = numerics.scale_of(numerics.max_over(numerics.largest(x), LANES))
+        x.store(x.load() * scale)
+        hi, lo = cute.make_rmem_tensor_like(x, mWT.element_type), cute.make_rmem_tensor_like(x, mWT.element_type)
+        numerics.split(x, hi, lo)
+        first, low = r, I32(0)  # the row of its piece, and the rows from there to its low part
+        if cutlass.const_expr(parts == 2):
+            first, low = r + GRANULE, I32(2 * GRANULE)
+            if r < GRANULE:
+                first, low = 2 * r - (r & 7), I32(8)
+        for i in cutlass.range_constexpr(steps):
+            piece = granule * steps + i
+            element = (4 * (lane % LANES)) ^ ((first & 7) * 8)
+            start = (piece * (3 * GRANULE * parts) + first) * K_TILE + element
+            for part in cutlass.range_constexpr(parts):
+                to = mWT.iterator + cute.assume(start + (low * K_TILE if part else 0), divby=4)
+                cute.autovec_copy((lo if part else hi)[None, i], four(to))
+        bias = numerics.sum_over(bias, LANES)
+        if lane % LANES == 0:
+            values = cute.make_rmem_tensor((4, RECORD // 4), F32)
+            values.fill(0.0)
+            values[0], values[1] = inverse * F32(1.0 / numerics.normalised_scale(d)), mB[row] + bias
+            for i in cutlass.range_constexpr(TAPS):
+                values[2 + i] = mTaps[row, i]
+            values[2 + TAPS] = mTb[row]
+            for i in cutlass.range_constexpr(RECORD // 4):
+                cute.autovec_copy(values[None, i], four(mRecords.iterator + (record * RECORD + 4 * i)))
+
+
+def four(start: cute.Pointer):
+    return cute.make_tensor(start, cute.make_layout(4))
+
+
+def in_proj_arguments(config: ConvertWeights):
+    """The tensors of InProjKernel, as compile time sees them: what it reads, and what it writes."""
+    d, p = config.width, config.parts
+    read = [compact(F32, d), compact(F32, d), compact(F32, 3 * d, d), compact(F32, 3 * d)]
+    read += [compact(F32, 3 * d, TAPS), compact(F32, 3 * d)]
+    return read, [compact(operand_type(config.dtype), p, 3 * d, d), compact(F32, 3 * d, RECORD)]
