@@ -6,8 +6,9 @@ then a sum over one piece, lo * hi + hi * lo + hi * hi, is added to fp32 registe
 A warpgroup's A may be ``joined`` then: 32 rows, both parts of each among its 64, and hi * (lo + hi) and lo * (lo + hi)
 are rows of its result.
 
-A's pieces come through a ring of ``depth`` times as many stages as a product has pieces. A stage's mbarrier ``full``
-says that all of it is there; on its mbarrier ``empty`` arrive ``releases`` who have done with it.
+A's pieces come through a ring of ``depth`` products. Each has its box for each warpgroup, and two mbarriers: ``full``
+says that all of it is there, and on ``empty`` arrive the ``releases`` of the warpgroup when it has done with it. In
+memory and among the mbarriers boxes lie product by product; `box` counts the mbarriers.
 
 The result's registers are those of wgmma on both: with M = 64, tensor memory read as 16x256b has the same map.
 
@@ -37,14 +38,14 @@ class _Product:
         """This thread's warpgroup."""
         return cute.arch.make_warp_uniform(cute.arch.warp_idx()) // 4
 
-    def place(self, n):
-        """The first stage of the n-th product, and the phase of its mbarriers."""
-        return (n % self.depth * self.k_tiles, n // self.depth % 2) if self.depth > 1 else (0, n % 2)
+    def box(self, n, group):
+        """The mbarrier of the n-th product's first box for a warpgroup, and its phase."""
+        return (n % self.depth * self.warpgroups + group) * self.k_tiles, n // self.depth % 2
 
     @cute.jit
-    def _add_piece(self, mma, acc, fA, fB, k, first, joined: cutlass.Constexpr):
-        """All products of the parts of piece k, of an A whose stages begin at `first`, and of B."""
-        kt, high = self.k_tiles, first + k
+    def _add_piece(self, mma, acc, fA, fB, k, n, joined: cutlass.Constexpr):
+        """All products of the parts of piece k, of the n-th A and of B."""
+        kt, high = self.k_tiles, k if cutlass.const_expr(self.depth == 1) else n % self.depth * self.k_tiles + k
         if cutlass.const_expr(self.parts == 1):
             self._issue(mma, acc, fA, high, fB, k, k == 0)
         else:
@@ -65,10 +66,7 @@ class ProductSm90(_Product):
 
     accumulate = warpgroup.Field.ACCUMULATE
     barriers = words = 0
-
-    @property
-    def releases(self):
-        return 4 * self.warpgroups
+    releases = 4
 
     def tiled_mma(self):
         return sm90_utils.make_trivial_tiled_mma(
@@ -109,28 +107,28 @@ class ProductSm90(_Product):
         group = self.group()
         if n > 0 or group > 0:
             cute.arch.barrier(barrier_id=self.alone + group, number_of_threads=256)
-        first, phase = self.place(n)
+        box, phase = self.box(n, group)
         for k in cutlass.range_constexpr(self.k_tiles):
-            cute.arch.mbarrier_wait(full + (first + k), phase)
+            cute.arch.mbarrier_wait(full + (box + k), phase)
             if cutlass.const_expr(k == 0 or self.parts == 2):
                 warpgroup.fence()
-            self._add_piece(mma, acc[k % self.parts], fA, fB, k, first, joined)
+            self._add_piece(mma, acc[k % self.parts], fA, fB, k, n, joined)
             warpgroup.commit_group()
             if cutlass.const_expr(k > 0):
                 warpgroup.wait_group(1)
-                self._leave(empty, first, acc, total, k - 1)
+                self._leave(empty + (box + (k - 1)), acc, total, k - 1)
             if cutlass.const_expr(k == self.k_tiles - 1):
                 following = group + 1 if group < self.warpgroups - 1 else 0
                 if following > 0 or not last:
                     cute.arch.barrier_arrive(barrier_id=self.alone + following, number_of_threads=256)
         warpgroup.wait_group(0)
-        self._leave(empty, first, acc, total, self.k_tiles - 1)
+        self._leave(empty + (box + (self.k_tiles - 1)), acc, total, self.k_tiles - 1)
 
     @cute.jit
-    def _leave(self, empty, first, acc, total, k: cutlass.Constexpr):
+    def _leave(self, empty, acc, total, k: cutlass.Constexpr):
         """Behind a piece."""
         if cute.arch.lane_idx() == 0:
-            cute.arch.mbarrier_arrive(empty + (first + k))
+            cute.arch.mbarrier_arrive(empty)
         if cutlass.const_expr(self.parts == 2):
             self._add(acc, total, k)
 
@@ -154,10 +152,11 @@ class ProductSm100(_Product):
 
     accumulate = tcgen05.Field.ACCUMULATE
     words = 1  # of shared memory, for the address of the tensor memory
+    releases = 1
 
     def __init__(self, columns, k_tiles, parts, dtype, warpgroups, depth, together, alone):
         super().__init__(columns, k_tiles, parts, dtype, warpgroups, depth, together, alone)
-        self.barriers = self.releases = warpgroups
+        self.barriers = warpgroups
         self.pitch = -(-columns // 16) * 16  # columns from one accumulator to the next
         sums = 1 if parts == 1 else k_tiles
         self.at_once = min(sums, tensor_memory.COLUMNS // (self.pitch * warpgroups))  # accumulators of a warpgroup
@@ -241,13 +240,13 @@ class ProductSm100(_Product):
         cute.arch.barrier(barrier_id=self.alone + group, number_of_threads=128)
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4 == 0:
             tensor_memory.fence_after()
-            first, phase = self.place(n)
+            box, phase = self.box(n, group)
             for k in cutlass.range_constexpr(start, end):
-                cute.arch.mbarrier_wait(full + (first + k), phase)
+                cute.arch.mbarrier_wait(full + (box + k), phase)
                 at = self._at(acc, k - start) if cutlass.const_expr(self.parts == 2) else acc
-                self._add_piece(mma, at, fA, fB, k, first, joined)
+                self._add_piece(mma, at, fA, fB, k, n, joined)
                 with cute.arch.elect_one():
-                    tcgen05.commit(empty + (first + k))
+                    tcgen05.commit(empty + (box + k))
             with cute.arch.elect_one():
                 tcgen05.commit(done + group)
 

@@ -524,10 +524,25 @@ class Project(HyenaKernel):
         return self.depth * self.width // 64
 
     @property
+    def x0_rows(self) -> int:
+        """Of a stage: with 32 channels and one part they are there twice, as a warpgroup multiplies 64."""
+        return max(64, self.channels * self.parts)
+
+    @property
+    def stage_rows(self) -> int:
+        """x0's first, then those of x1 and v: see in_proj.py."""
+        return self.x0_rows + 2 * self.channels * self.parts
+
+    @property
+    def boxes(self) -> int:
+        """Of in_proj's rows, 64 of K of one warpgroup each."""
+        return self.stages * self.warps // 4
+
+    @property
     def shared_bytes(self) -> int:
         """Of a block: operands in pieces that are aligned to 1024 bytes, and before them all else."""
-        operands = 2 * self.parts * (64 * self.stages * 3 * self.channels + self.width * (self.tile + 8))
-        return operands + -(-(128 + 4 * self.filter.shared_floats) // 1024) * 1024
+        operands = 2 * (64 * self.stages * self.stage_rows + self.parts * self.width * (self.tile + 8))
+        return operands + -(-(256 + 4 * self.filter.shared_floats) // 1024) * 1024
 
     @property
     def fits(self) -> bool:

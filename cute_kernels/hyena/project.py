@@ -45,7 +45,6 @@ class ProjectKernel:
         self.dtype = operand_type(c.dtype)
         self.k_tiles = c.width // K_TILE
         self.pieces = c.parts * self.k_tiles  # of the tokens' operand
-        self.stage_rows = c.parts * 3 * c.channels  # x0's first, see in_proj.py
         self.columns = c.tile + HALO
         self.scale = numerics.normalised_scale(c.width)
         self.engine = row_product(
@@ -105,12 +104,12 @@ class ProjectKernel:
 
         @cute.struct
         class Storage:
-            full: cute.struct.MemRange[cutlass.Int64, c.stages]
-            empty: cute.struct.MemRange[cutlass.Int64, c.stages]
+            full: cute.struct.MemRange[cutlass.Int64, c.boxes]
+            empty: cute.struct.MemRange[cutlass.Int64, c.boxes]
             done: cute.struct.MemRange[cutlass.Int64, self.engine.barriers]
             address: cute.struct.MemRange[I32, self.engine.words]
             sFilter: cute.struct.Align[cute.struct.MemRange[F32, c.filter.shared_floats], 16]
-            sW: cute.struct.Align[cute.struct.MemRange[self.dtype, c.stages * self.stage_rows * K_TILE], 1024]
+            sW: cute.struct.Align[cute.struct.MemRange[self.dtype, c.stages * c.stage_rows * K_TILE], 1024]
             sX: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(x_layout)], 1024]
 
         self.Storage = Storage
@@ -180,15 +179,15 @@ class ProjectKernel:
         # One tile of 64 rows of each stage; others start at other rows of it.
         w_layout = cute.make_layout(
             ((8, 8), (K_TILE, 1), (1, (c.stages, c.parts))),
-            stride=((K_TILE, 8 * K_TILE), (1, 0), (0, (self.stage_rows * K_TILE, 2 * c.channels * K_TILE))),
+            stride=((K_TILE, 8 * K_TILE), (1, 0), (0, (c.stage_rows * K_TILE, 2 * c.channels * K_TILE))),
         )
         sW = storage.sW.get_tensor(w_layout, swizzle=x_layout.inner)  # (64, 64, stages * parts)
-        full, empty = storage.full.data_ptr(), storage.empty.data_ptr()  # barriers of the stages
+        full, empty = storage.full.data_ptr(), storage.empty.data_ptr()  # barriers of the boxes
         done, address = storage.done.data_ptr(), storage.address.data_ptr()  # the product's
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         block, blocks = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
         if cute.arch.thread_idx()[0] == 0:
-            for i in cutlass.range_constexpr(c.stages):
+            for i in cutlass.range_constexpr(c.boxes):
                 cute.arch.mbarrier_init(full + i, 1)
                 cute.arch.mbarrier_init(empty + i, self.engine.releases)
             cute.arch.mbarrier_init_fence()
@@ -199,13 +198,13 @@ class ProjectKernel:
         runs = cute.ceil_div(c.slabs, run)
         first = index % runs * run  # slab
         last = cutlass.min(first + run, c.slabs)
+        b, t0 = self.position(index // runs, conv_length)
         if warp < c.warps:
             if index >= 0:
-                b, t0 = self.position(index // runs, conv_length)
                 self.engine.begin(done, address)
                 self.make_operand(mX, cute.recast_ptr(sX.iterator), length, conv_length, eps, b, t0, warp)
                 cute.arch.fence_proxy("async.shared", space="cta")
-                cute.arch.barrier(barrier_id=BARRIER, number_of_threads=c.threads)
+                cute.arch.barrier(barrier_id=BARRIER, number_of_threads=c.threads + 32)  # and the one for the halo
                 cute.arch.griddepcontrol_wait()  # the weights
                 mma_new.set(self.engine.accumulate, False)
                 mma_add.set(self.engine.accumulate, True)
@@ -225,9 +224,13 @@ class ProjectKernel:
                         *(conv_length, norm_len, shift, storage.sFilter.data_ptr(), task, thread),
                     )
         elif warp == c.warps + c.filter_warps:
-            if index >= 0 and cute.arch.lane_idx() == 0:
-                cute.arch.griddepcontrol_wait()  # the weights
-                self.stream_rows(mWT.iterator, cute.recast_ptr(sW.iterator), full, empty, first, last)
+            if index >= 0:
+                self.make_halo(mX, cute.recast_ptr(sX.iterator), length, eps, b, t0)
+                cute.arch.fence_proxy("async.shared", space="cta")
+                cute.arch.barrier_arrive(barrier_id=BARRIER, number_of_threads=c.threads + 32)
+                if cute.arch.lane_idx() == 0:
+                    cute.arch.griddepcontrol_wait()  # the weights
+                    self.stream_rows(mWT.iterator, cute.recast_ptr(sW.iterator), full, empty, first, last)
         elif beside != 0:
             count = c.other_warps - 1
             unit = block * count + warp - (c.warps + c.filter_warps + 1)
@@ -248,19 +251,26 @@ class ProjectKernel:
         c = self.config
         granules = c.channels // GRANULE  # of a slab
         x0, others = GRANULE * c.parts, 2 * GRANULE * c.parts  # rows of a granule's piece
+        rows = ((c.x0_rows, x0, 0), *((others, others, x0) for _ in range(granules)))  # of boxes; see below
         for n in cutlass.range(last - first, unroll=1):
-            stage0, phase = self.engine.place(n)
-            for k in cutlass.range_constexpr(self.k_tiles):
-                stage = stage0 + k
-                if n >= c.depth:
-                    cute.arch.mbarrier_wait(empty + stage, phase ^ 1)
-                cute.arch.mbarrier_arrive_and_expect_tx(full + stage, self.stage_rows * ROW_BYTES)
-                for g in cutlass.range_constexpr(granules):
-                    piece = ((first + n) * granules + g) * self.k_tiles + k
-                    source = mWT + cute.assume(piece * ((x0 + others) * K_TILE), divby=8 * K_TILE)
-                    for start, skipped, count in ((g * x0, 0, x0), (granules * x0 + g * others, x0, others)):
-                        target = sW + cute.assume((stage * self.stage_rows + start) * K_TILE, divby=8 * K_TILE)
-                        load(target, source + skipped * K_TILE, count * ROW_BYTES, full + stage)
+            start = I32(0)  # row of a stage
+            for group, (count, step, skipped) in enumerate(rows):
+                box, phase = self.engine.box(n, group)
+                for k in cutlass.range_constexpr(self.k_tiles):
+                    if n >= c.depth:
+                        cute.arch.mbarrier_wait(empty + (box + k), phase ^ 1)
+                    cute.arch.mbarrier_arrive_and_expect_tx(full + (box + k), count * ROW_BYTES)
+                    stage = n % c.depth * self.k_tiles + k
+                    for i in cutlass.range_constexpr(count // step):  # pieces of granules: x0's, or others
+                        granule = (first + n) * granules + (i % granules if group == 0 else group - 1)
+                        source = (granule * self.k_tiles + k) * (x0 + others) + skipped
+                        target = stage * c.stage_rows + start + i * step
+                        load(
+                            sW + cute.assume(target * K_TILE, divby=8 * K_TILE),
+                            mWT + cute.assume(source * K_TILE, divby=8 * K_TILE),
+                            *(step * ROW_BYTES, full + (box + k)),
+                        )
+                start += count
 
     @cute.jit
     def make_operand(
@@ -274,31 +284,33 @@ class ProjectKernel:
         t0: I32,
         warp: I32,
     ):
-        """LayerNorm: the tile's operand, four tokens a warp at a time. The last four are those before the tile."""
+        """LayerNorm: the tile's operand, four tokens a warp at a time."""
         c = self.config
         lane = cute.arch.lane_idx()
-        groups = c.tile // 4 + 1
+        groups = c.tile // 4
         rounds = -(-groups // c.warps)
-        ahead = cute.make_rmem_tensor((4, 2 * self.k_tiles, rounds), F32)
+        x = cute.make_rmem_tensor((4, 2 * self.k_tiles, rounds), F32)
         for i in cutlass.range_constexpr(rounds):  # all loads first: they take longer than the rest
-            group = warp + i * c.warps
-            t = t0 + token_of(4 * group + (lane >> 3))
-            if group == groups - 1:
-                t = cutlass.max(t0 - 4 + (lane >> 3), 0)
+            t = t0 + token_of(4 * (warp + i * c.warps) + (lane >> 3))
             t = cutlass.min(t, conv_length - 1)  # or one that nobody uses
-            self.load_token(ahead[None, None, i], mX, b, t, length, lane)
-        if warp == c.warps - 1:
-            self.clear_halo(tokens, lane)
+            self.load_token(x[None, None, i], mX, b, t, length, lane)
+        for i in cutlass.range_constexpr(rounds):
+            group = warp + i * c.warps
+            if cutlass.const_expr(groups % c.warps == 0) or group < groups:
+                self.normalise(x[None, None, i], eps, lane)
+                self.store_token(x[None, None, i], tokens, 4 * group + (lane >> 3), lane)
+
+    @cute.jit
+    def make_halo(self, mX, tokens, length, eps, b, t0):
+        """The four tokens before a tile, by one warp, and the zeros before them."""
+        c = self.config
+        lane = cute.arch.lane_idx()
         x = cute.make_rmem_tensor((4, 2 * self.k_tiles), F32)
-        for group in cutlass.range(warp, groups, c.warps, unroll=1):
-            x.store(ahead[None, None, 0].load())
-            for i in cutlass.range_constexpr(rounds - 1):
-                ahead[None, None, i].store(ahead[None, None, i + 1].load())
-            self.normalise(x, eps, lane)
-            column = 4 * group + (lane >> 3)
-            if group == groups - 1:
-                column += 4
-            self.store_token(x, tokens, column, lane)
+        t = cutlass.max(t0 - 4 + (lane >> 3), 0)
+        self.load_token(x, mX, b, t, length, lane)
+        self.clear_halo(tokens, lane)
+        self.normalise(x, eps, lane)
+        self.store_token(x, tokens, c.tile + 4 + (lane >> 3), lane)
 
     @cute.jit
     def walk(
@@ -338,8 +350,8 @@ class ProjectKernel:
             group = warp // 4 - 1
             channel += GRANULE * group
             records = [group * (3 * GRANULE) + GRANULE + r for r in (row, row + 8)]
-            row0 = c.channels * c.parts + 64 * group
-        # With 32 channels and one part half of x0's M tile is of no use.
+            row0 = c.x0_rows + 64 * group
+        # With 32 channels and one part x0's rows are there twice.
         active = True if cutlass.const_expr(joined or not of_x0) else 16 * (warp % 4) < c.channels
         record = cute.make_rmem_tensor((RECORD, len(records)), F32)
         record.fill(0.0)
@@ -351,15 +363,22 @@ class ProjectKernel:
         acc, total = self.engine.accumulators(mma_new, address)
         mma = (mma_new, mma_add)
         for slab in cutlass.range(first, last, unroll=1):
-            if active:
-                for r in cutlass.range_constexpr(len(records)):
-                    at = (slab * (3 * c.channels) + records[r]) * RECORD
-                    for i in cutlass.range_constexpr(RECORD // 4):
-                        source = four(mRecords.iterator + cute.assume(at + 4 * i, divby=4))
-                        cute.autovec_copy(source, cute.local_tile(record[None, r], (4,), (i,)))
+            if cutlass.const_expr(c.parts == 1):  # with two parts registers do not last for them
+                self.load_records(mRecords, record, slab * (3 * c.channels), records, active)
             self.engine.multiply(mma, acc, total, fA, fB, full, empty, done, slab - first, slab + 1 == last, joined)
+            if cutlass.const_expr(c.parts == 2):
+                self.load_records(mRecords, record, slab * (3 * c.channels), records, active)
             if active:
                 self.finish(of_x0, total, record, mOut, b, slab * c.channels + channel, t0, conv_length, lane)
+
+    @cute.jit
+    def load_records(self, mRecords, record, first, rows, active):
+        """The records of this thread's rows, which count from `first`: (8, rows)."""
+        if active:
+            for r in cutlass.range_constexpr(len(rows)):
+                for i in cutlass.range_constexpr(RECORD // 4):
+                    at = cute.assume((first + rows[r]) * RECORD + 4 * i, divby=4)
+                    cute.autovec_copy(four(mRecords.iterator + at), cute.local_tile(record[None, r], (4,), (i,)))
 
     @cute.jit
     def load_token(self, x, mX, b, t, length, lane):
