@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 
 import numpy as np
@@ -21,7 +22,9 @@ from reference import hyena, hyena_inputs
 
 D, D_INNER, EPS, SHIFT = 256, 1024, 1e-5, 0.05
 FINISH = ((4, 8), (2, 8), (2, 16), (2, 24), (2, 32))  # split and tokens of a block
-FILTERS = [Filter(D, 5, "reshape", True, False, tile, split) for tile in (8, 16, 32) for split in (1, 2, 4)]
+FILTERS = [  # positions of a task, tasks that share the channels, warpgroups
+    Filter(D, 5, "reshape", True, False, *choice) for choice in itertools.product((8, 16, 32), (1, 2, 4), (1, 2))
+]
 
 app = typer.Typer()
 
@@ -85,8 +88,8 @@ def check_filter(kind: str, length: int) -> None:
         got = stages.hyena_filter(w, kernel, length, length, SHIFT, None, k)[:, :length]
         l2, largest = errors(got, want)
         print(
-            f"filter {kind} L {length} tile {kernel.tile} split {kernel.split}: L2 {l2:.2e} max {largest:.2e}, "
-            f"PyTorch {base[0]:.2e} {base[1]:.2e}"
+            f"filter {kind} L {length} tile {kernel.tile} split {kernel.split} groups {kernel.groups}: "
+            f"L2 {l2:.2e} max {largest:.2e}, PyTorch {base[0]:.2e} {base[1]:.2e}"
         )
 
 
@@ -117,7 +120,7 @@ def time_filter(length: int) -> None:
     for kernel in FILTERS:
         arguments = (w, kernel, length, length, SHIFT, None, k)
         us = cold_time(lambda arguments=arguments: stages.hyena_filter(*arguments), device)
-        print(f"filter L {length} tile {kernel.tile} split {kernel.split}: {us:.1f} us")
+        print(f"filter L {length} tile {kernel.tile} split {kernel.split} groups {kernel.groups}: {us:.1f} us")
 
 
 def time_weights(precision: str) -> None:

@@ -41,6 +41,12 @@ def store_bulk_evict_first(sX: cute.Tensor, gOut: cute.Tensor, num_bytes: cutlas
 
 
 @cute.jit
+def store_one_if(condition: Boolean, x: cutlass.Float32, start: cute.Pointer):
+    """The same of one number."""
+    cute.arch.inline_ptx("st.global.f32 [{$r0}], {$r1};", read_only_args=[start, x], predicate=condition)
+
+
+@cute.jit
 def prefetch_evict_last(gX: cute.Tensor, num_bytes: cutlass.Constexpr):  # contiguous, 16-byte aligned
     """Brings ``num_bytes``, a multiple of 16, to the L2 cache, which keeps them longer than what is written."""
     cute.arch.inline_ptx(
@@ -63,3 +69,9 @@ def load(target: Pointer, source: Pointer, num_bytes: Int32, mbar: Pointer, *, l
     nvvm.cp_async_bulk_shared_cluster_global(
         target, source, mbar, Int32(num_bytes).ir_value(loc=loc, ip=ip), loc=loc, ip=ip
     )
+
+
+@dsl_user_op
+def invalidate(mbar: Pointer, *, loc=None, ip=None) -> None:
+    """Ends an mbarrier, so that its memory may get another one."""
+    nvvm.mbarrier_inval(mbar.to_llvm_ptr(loc=loc, ip=ip), loc=loc, ip=ip)

@@ -169,6 +169,7 @@ class Composition:
     def _split(self, buffer: Tensor) -> tuple[Tensor, stages.Operands | None]:
         """The filter and the converted weights in a buffer of `constants`."""
         views = self.constants.views(buffer, self.conv_length)
+        views.pop("filter", None)  # which the first launches use alone
         return views.pop("k"), stages.Operands(**views) if views else None
 
     def run(

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from typing import Any, ClassVar
 
-from cute_kernels.hyena.workspace import Constants
+from cute_kernels.hyena.workspace import Constants, filter_operand_shape
 from cute_kernels.runtime.kernel import Kernel
 
 
@@ -257,7 +257,9 @@ class Filter(HyenaKernel):
     stored_z: bool  # positions come from a tensor
     tile: int = 16
     split: int = 1
+    groups: int = 2  # warpgroups of a task: the second and third layers have one each, or both share one
 
+    GROUP: ClassVar[int] = 128  # threads of a warpgroup
     ORDER: ClassVar[int] = 64  # features of a hidden layer
 
     def __post_init__(self) -> None:
@@ -265,6 +267,8 @@ class Filter(HyenaKernel):
             raise ValueError(f"tile must be 8, 16 or 32, got {self.tile}")
         if self.width % (64 * self.split) or self.channels > 256:
             raise ValueError(f"split must divide {self.width} into multiples of 64 up to 256, got {self.split}")
+        if self.groups not in (1, 2):
+            raise ValueError(f"groups must be 1 or 2, got {self.groups}")
 
     @classmethod
     def for_shape(
@@ -283,9 +287,22 @@ class Filter(HyenaKernel):
         return self.width // self.split
 
     @property
-    def at_once(self) -> int:
-        """Times 8: positions of which a thread computes its own at once."""
-        return min(2, self.tile // 8)
+    def threads(self) -> int:
+        return self.groups * self.GROUP
+
+    @property
+    def slots(self) -> int:
+        """Units of weights that a warp has on their way: more where turns are short."""
+        return 1 if self.groups == 2 else 3 if self.tile == 8 else 2
+
+    @property
+    def warps(self) -> int:
+        return self.threads // 32
+
+    @property
+    def operand_shape(self) -> tuple[int, int]:
+        """Of the weights as operands, see filter_weights.py."""
+        return filter_operand_shape(self.width)
 
     @property
     def pitch(self) -> int:
@@ -293,15 +310,10 @@ class Filter(HyenaKernel):
         return self.tile + (8 if self.tile > 8 else 0)
 
     @property
-    def stages(self) -> int:
-        """Of 64 rows of weights on their way: two where few positions leave little time."""
-        return 1 if self.tile == 32 else 2
-
-    @property
     def shared_floats(self) -> int:
         """Two layers' activations in two parts of 16 bits, times, positions, the first layer's weight, and copies."""
         kept = 2 * self.ORDER * self.pitch + self.tile * (1 + self.emb_dim) + self.ORDER * self.emb_dim
-        return kept + self.stages * 36 * 128
+        return kept + self.slots * self.warps * (16 * 68 + 2)
 
     def compile(self, arch: str) -> Any:
         from cute_kernels.hyena import filter as filter_
@@ -551,7 +563,7 @@ class Project(HyenaKernel):
     @property
     def filter(self) -> Filter:
         where = (self.width, self.emb_dim, self.layout, self.bias, self.stored_z)
-        return Filter(*where, self.positions, self.filter_split)
+        return Filter(*where, self.positions, self.filter_split, groups=1)
 
     @property
     def weights(self) -> ConvertWeights:
@@ -573,7 +585,7 @@ class Project(HyenaKernel):
 
     @property
     def filter_warps(self) -> int:
-        return 4
+        return self.filter.threads // 32
 
     @property
     def other_warps(self) -> int:

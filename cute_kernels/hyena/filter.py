@@ -2,13 +2,14 @@
 
 Sines of frequencies of 10 and more turn a rounded operand into percents of error, so a product of the MLP takes both
 operands in two fp16 parts, scaled by powers of two, in three products of the tensor core (mma.sync), and adds up in
-fp32. A warpgroup computes a few positions, all layers, and a share of the channels of the last one. Features or
-channels are the rows of every product and positions its columns. A warp has 16 rows at a time; its threads copy the
-weights of the next ones to shared memory, each what it will turn into its own registers of the operand. Activations go
-from layer to layer through shared memory, as operands.
+fp32. A task is a few positions, all layers, and a share of the channels of the last one. Features or channels are the
+rows of every product and positions its columns. A warp has 16 rows at a time. Weights come as operands, in the order of
+the threads' registers (`filter_weights.py`), and ahead of time, so that a turn is what depends on the turn before it:
+the activations' operand, the products, sines, stores. Activations go from layer to layer through shared memory.
 
-Layers, and the last one's rows 64 at a time, are turns of one loop: code that is executed once is fetched more slowly
-than it is executed.
+Of two warpgroups each has half of the first layer's positions, one the second layer and the other the third, and then
+every other 64 channels. Layers, and the last one's rows 64 at a time, are turns of one loop: code that is executed once
+is fetched more slowly than it is executed.
 """
 
 from __future__ import annotations
@@ -22,30 +23,38 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.nvgpu import warp as warp_ops
 from cutlass.cute.runtime import make_fake_stream
 
-from cute_kernels.device.copy import prefetch
+from cute_kernels.device.copy import invalidate, load, store_one_if
 from cute_kernels.device.pin import pin
 from cute_kernels.hyena import numerics
 from cute_kernels.hyena.arguments import compact
 from cute_kernels.hyena.config import Filter
+from cute_kernels.hyena.filter_weights import (
+    ORDER,
+    RECORD,
+    SCALE,
+    STEPS,
+    UNIT,
+    VECTORS,
+    FilterWeightsRole,
+    record_of,
+    unit_of,
+    words_of,
+)
 from cute_kernels.runtime.kernel import compile_options
 
 F16, F32, F64 = cutlass.Float16, cutlass.Float32, cutlass.Float64
 I32, I64, U32 = cutlass.Int32, cutlass.Int64, cutlass.Uint32
-ORDER = Filter.ORDER  # the MLP's width
-THREADS = 128
-BARRIER = 2
-STEPS = ORDER // 16  # of k, in a product
-SCALE = 2.0**numerics.TARGET_EXPONENT  # of the activations, which are sines
+GROUP = Filter.GROUP  # threads that share an item
+FIRST = 8  # of up to six named barriers
 
 
 class FilterRole:
-    """The work of one warpgroup, in a kernel of its own or beside another role of one."""
+    """The work of one or two warpgroups, in a kernel of their own or beside other roles of one."""
 
     def __init__(self, config: Filter):
         self.config = config
         bands = (config.emb_dim - 1) // 2
         self.frequencies = [float(f) for f in np.linspace(1e-4, bands - 1, bands, dtype=np.float32)]
-        self.items = 3 + config.channels // ORDER  # three layers with sines, then the last one's rows
 
     @cute.jit
     def tasks(self, length: I32):
@@ -58,13 +67,7 @@ class FilterRole:
         mW1: cute.Tensor,  # (64, emb_dim) fp32
         mB1: cute.Tensor,  # (64,)
         mFreq: cute.Tensor,  # (64,)
-        mW2: cute.Tensor,  # (64, 64)
-        mB2: cute.Tensor,  # (64,)
-        mW3: cute.Tensor,  # (64, 64)
-        mB3: cute.Tensor,  # (64,)
-        mWf: cute.Tensor,  # (D, 64)
-        mBias: cute.Tensor,  # (D,) added to the filter, if configured
-        mDeltas: cute.Tensor,  # (D,)
+        mOperand: cute.Tensor,  # (128 + D, 68) fp32: see filter_weights.py; may be made by the launch in front
         mK: cute.Tensor,  # (D, Lp) fp32: the filter, rows padded to Lp
         length: I32,
         norm_len: I32,
@@ -82,230 +85,236 @@ class FilterRole:
             cute.make_layout((c.tile, ORDER, 2, 2), stride=(1, c.pitch, c.pitch * ORDER, c.pitch * ORDER * 2)),
         )
         floats = sFloats + 2 * ORDER * c.pitch
+        sAhead, full = floats, cute.recast_ptr(floats + c.slots * c.warps * UNIT, dtype=I64)
+        warp = cute.arch.make_warp_uniform(thread // 32)
+        # This warp's slots for units on their way, and their barriers.
+        sAhead += cute.assume(warp * (c.slots * UNIT), divby=4)
+        full += warp * c.slots
+        if thread % 32 == 0:
+            for i in cutlass.range_constexpr(c.slots):
+                cute.arch.mbarrier_init(full + i, 1)
+            cute.arch.mbarrier_init_fence()
+        floats += c.slots * c.warps * (UNIT + 2)
         sTime = cute.make_tensor(floats, cute.make_layout(c.tile))  # t / (L - 1)
         floats += c.tile
         sZ = cute.make_tensor(floats, cute.make_layout((c.tile, c.emb_dim)))
         floats += c.tile * c.emb_dim
         sW1 = cute.make_tensor(floats, cute.make_layout((ORDER, c.emb_dim), stride=(c.emb_dim, 1)))
         floats += ORDER * c.emb_dim
-        # What a thread has loaded of coming rows: (4, vector, stage), 8 vectors of weights and one of the rows' own.
-        copies = cute.make_layout((4, 9, c.stages, THREADS), stride=(1, 4 * THREADS, 36 * THREADS, 4))
-        sFresh = cute.make_tensor(floats, copies)[None, None, None, thread]
-        lane = thread % 32
-        row = thread // 32 * 16 + lane // 4  # of this thread in every 64, and the one 8 further
-        for i, (w, b) in enumerate(((mW2, mB2), (mW3, mB3))[: c.stages]):
-            self.fetch(sFresh[None, None, i], start(w), start(mFreq), start(b), pin(row), lane)
-        weights = cute.make_rmem_tensor((8, STEPS, 2), F16)  # the operand (value, step, part)
-        inverse = cute.make_rmem_tensor(2, F32)  # of its rows' scales and the activations'
-        vectors = cute.make_rmem_tensor((2, 2), F32)  # (row, frequency and bias, or decay and bias)
-        self.positions(mZ, mW1, sZ, sW1, sTime, t0, length, norm_len, pin(thread))
-        at = pin(row)
-        for r in cutlass.range_constexpr(2):
-            inverse[r], vectors[r, 0], vectors[r, 1] = F32(0.0), mFreq[at + 8 * r], mB1[at + 8 * r]
-        columns = cute.make_rmem_tensor((4, c.at_once), F32)
-        for n in cutlass.range(self.items, unroll=1):
-            item = pin(n)  # addresses are made from it, in place of a register for each that goes along
-            if item <= 3:
-                self.sync()  # the positions are there, or the last layer's activations
-            for first in cutlass.range(0, c.tile, 8 * c.at_once, unroll=1):
-                if item == 0:
-                    self.dot(columns, sW1, sZ, row, first, lane)
-                else:
-                    old = pin(item)
-                    sOld = sH[None, None, None, (old + 1) % 2 if old < 3 else 0]
-                    self.product(columns, weights, inverse, sOld, first, lane)
-                if item < 3:
-                    sNew = sH[None, None, None, pin(item) % 2]  # made here, not kept in a register
-                    self.activate(columns, vectors, sNew, row, first, lane)
-                else:
-                    channel = channel0 + ORDER * (item - 3) + row
-                    reciprocal = U32(0xFFFFFFFF) // pin(length).to(U32)
-                    self.store(columns, vectors, mK, sTime, channel, t0, first, length, reciprocal, shift, lane)
-            if item + 1 < self.items:
-                cute.arch.cp_async_wait_group(c.stages - 1)
-                stage = sFresh[None, None, item % c.stages]
-                self.convert(stage, weights, inverse, vectors)
-                following = item + 1 + c.stages
-                if following < self.items:
-                    channel = channel0 + ORDER * (following - 3)
-                    starts = (
-                        chosen(following == 2, start(hidden), start(last, channel * size))
-                        for hidden, last, size in ((mW3, mWf, ORDER), (mFreq, mDeltas, 1), (mB3, mBias, 1))
-                    )
-                    self.fetch(stage, *starts, row, lane)
-                else:
-                    cute.arch.cp_async_commit_group()
-        self.sync()  # before the next task overwrites what is read here
+        group = I32(0)
+        if cutlass.const_expr(c.groups == 2):
+            group = cute.arch.make_warp_uniform(thread // GROUP)
+        reciprocal = pin((U32(0xFFFFFFFF) // length.to(U32)).to(I32)).to(U32)  # here, and not where it is used
+        self.fetch_first(mW1, sW1, thread)
+        self.positions(mZ, sZ, sTime, t0, length, norm_len, thread)
+        self.first_layer(mB1, mFreq, sH[None, None, None, 0], sZ, sW1, group, thread)
+        if group == 1:
+            signal(FIRST, c.threads)
+        cute.arch.griddepcontrol_wait()  # the operand
+        rest = (channel0, t0, length, reciprocal, shift, group, thread)
+        self.later_layers(mOperand, mK, sH, sTime, sAhead, full, *rest)
+        meet(FIRST + 5, c.threads)  # before the next task overwrites what is read here
+        if thread % 32 == 0:
+            for i in cutlass.range_constexpr(c.slots):
+                invalidate(full + i)
 
     @cute.jit
-    def bring_ahead(self, mW3, mB3, mWf, mBias, mDeltas, task: I32, thread: I32):
-        """Starts to bring to the L2 cache what a task reads later; the tasks share the large weights."""
+    def first_layer(self, mB1, mFreq, sH, sZ, sW1, group, thread):
+        """Of this group's positions."""
         c = self.config
-        channel0, part = task % c.split * c.channels, task // c.split % 16
-        rows = c.channels // 16
-        if thread == 0:
-            prefetch(mW3.iterator + part * (ORDER // 16) * ORDER, ORDER * ORDER // 4)
-            prefetch(mWf.iterator + (channel0 + part * rows) * ORDER, rows * ORDER * 4)
-        elif thread == 32:
-            prefetch(mB3.iterator, ORDER * 4)
-            prefetch(mDeltas.iterator + channel0, c.channels * 4)
-            prefetch(mBias.iterator + channel0, c.channels * 4)
-
-    @cute.jit
-    def sync(self):
-        cute.arch.barrier(barrier_id=BARRIER, number_of_threads=THREADS)
-
-    @cute.jit
-    def fetch(self, sFresh, w: I64, first: I64, second: I64, row, lane):
-        """Starts copies of this thread's part of 64 rows of weights, 4 of every 16 of k, and of what belongs to its
-        rows: frequency and bias, or decay and bias. All by address."""
-        vector = cute.make_copy_atom(cpasync.CopyG2SOp(), F32, num_bits_per_copy=128)
-        word = cute.make_copy_atom(cpasync.CopyG2SOp(), F32, num_bits_per_copy=32)
-        m = at_address(w, cute.make_ordered_layout((ORDER, ORDER), order=(1, 0)))
-        pair = [at_address(v, cute.make_layout(ORDER)) for v in (first, second)]
+        lane, row = thread % 32, row_of(thread)
+        constants = cute.make_rmem_tensor((2, 3), F32)  # (row, factor of the product, bias, frequency)
         for r in cutlass.range_constexpr(2):
-            for s in cutlass.range_constexpr(STEPS):
-                source = cute.local_tile(m[row + 8 * r, None], (4,), (4 * s + lane % 4,))
-                cute.copy(vector, source, sFresh[None, STEPS * r + s])
-            for v in cutlass.range_constexpr(2):
-                source = cute.local_tile(pair[v], (1,), (row + 8 * r,))
-                cute.copy(word, source, cute.local_tile(sFresh[None, 2 * STEPS], (1,), (2 * v + r,)))
+            constants[r, 0], constants[r, 1], constants[r, 2] = F32(1.0), mB1[row + 8 * r], mFreq[row + 8 * r]
+        cute.arch.cp_async_wait_group(0)
+        meet(FIRST, c.threads)
+        sums = cute.make_rmem_tensor(4, F32)
+        own = max(c.tile // c.groups, 8)
+        for first in cutlass.range(group * own, cutlass.min((group + 1) * own, c.tile), 8, unroll=1):
+            self.dot(sums, sW1, sZ, row, first, lane)
+            self.activate(sums, constants, sH, row, first, lane)
+
+    @cute.jit
+    def later_layers(
+        self, mOperand, mK, sH, sTime, sAhead, full, channel0, t0, length, reciprocal, shift, group, thread
+    ):
+        """Turn n of a group is item `group` + groups n: the second layer, the third, 64 channels after the other."""
+        c = self.config
+        lane, row = thread % 32, row_of(thread)
+        turns = (2 + c.channels // ORDER - group + c.groups - 1) // c.groups
+        weights = cute.make_rmem_tensor((8, STEPS, 2), F16)  # (value, step, part)
+        # (row, factor of the product, bias, frequency or the window's exponent)
+        constants = cute.make_rmem_tensor((2, 3), F32)
+        first_unit = unit_of(mOperand, group * 4 + row // 16)
+        copy_words(weights, first_unit, lane)
+        take_records(constants, first_unit, lane)
+        for n in cutlass.range_constexpr(1, 1 + c.slots):
+            self.fetch(mOperand, sAhead, full, n, turns, channel0, group, row, lane)
+        sums = cute.make_rmem_tensor(4, F32)
+        for n in cutlass.range(turns, unroll=1):
+            item = group + c.groups * n
+            if item < 2:
+                sOld, sNew = sH[None, None, None, item], sH[None, None, None, 1 - item]
+                if group == 0:
+                    meet(FIRST, c.threads)
+                for first in cutlass.range(0, c.tile, 8, unroll=1):
+                    handed = FIRST + 1 + first // 8  # barrier: positions go from the second to the third layer
+                    if group == 1:
+                        meet(handed, c.threads)
+                    self.product(sums, weights, sOld, first, lane)
+                    if first == c.tile - 8:
+                        self.take_words(weights, sAhead, full, n, turns, lane)
+                    self.activate(sums, constants, sNew, row, first, lane)
+                    if group == 0 and cutlass.const_expr(c.groups == 2):
+                        signal(handed, c.threads)
+                if group == 1:
+                    signal(FIRST, c.threads)
+            else:
+                if item == 2:
+                    meet(FIRST, c.threads)
+                elif item == 3 and group == 1:
+                    meet(FIRST + 1, GROUP)
+                channel = channel0 + ORDER * (item - 2) + row
+                for first in cutlass.range(0, c.tile, 8, unroll=1):
+                    self.product(sums, weights, sH[None, None, None, 0], first, lane)
+                    if first == c.tile - 8:
+                        self.take_words(weights, sAhead, full, n, turns, lane)
+                    self.store(sums, constants, mK, sTime, channel, t0, first, length, reciprocal, shift, lane)
+            if n + 1 < turns:
+                take_records(constants, sAhead + cute.assume(n % c.slots * UNIT, divby=4), lane)
+                if n + 1 + c.slots < turns:
+                    cute.arch.sync_warp()
+                    self.fetch(mOperand, sAhead, full, n + 1 + c.slots, turns, channel0, group, row, lane)
+
+    @cute.jit
+    def take_words(self, weights, sAhead, full, n, turns, lane):
+        """The next turn's words, if there is one: this turn has no use for its own any more."""
+        c = self.config
+        if n + 1 < turns:
+            cute.arch.mbarrier_wait(full + n % c.slots, n // c.slots % 2)
+            copy_words(weights, sAhead + cute.assume(n % c.slots * UNIT, divby=4), lane)
+
+    @cute.jit
+    def fetch_first(self, mW1, sW1, thread):
+        """Starts copies of the first layer's weight."""
+        count = ORDER * self.config.emb_dim
+        word = cute.make_copy_atom(cpasync.CopyG2SOp(), F32, num_bits_per_copy=32)
+        source, target = (cute.make_tensor(m.iterator, cute.make_layout(count)) for m in (mW1, sW1))
+        for i in cutlass.range_constexpr(cute.ceil_div(count, self.config.threads)):
+            at = thread + self.config.threads * i
+            if at < count:
+                cute.copy(word, cute.local_tile(source, (1,), (at,)), cute.local_tile(target, (1,), (at,)))
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def convert(self, sFresh, weights, inverse, vectors):
-        """This thread's copies to the operand, a row scaled by its largest."""
-        halves = cute.make_layout((2, 2, STEPS, 2, 2), stride=(1, 4, 8, 2, 8 * STEPS))
-        operand = cute.make_tensor(weights.iterator, halves)  # (pair, half of k, step, row, part)
-        fresh = cute.make_rmem_tensor((4, STEPS), F32)
-        for r in cutlass.range_constexpr(2):
-            for s in cutlass.range_constexpr(STEPS):
-                cute.autovec_copy(sFresh[None, STEPS * r + s], fresh[None, s])
-            scale, back = numerics.scale_of(numerics.max_over(numerics.largest(fresh), 4))
-            inverse[r] = back * F32(1.0 / SCALE)
-            fresh.store(fresh.load() * scale)
-            x = cute.make_tensor(fresh.iterator, cute.make_layout((2, 2, STEPS)))
-            for s in cutlass.range_constexpr(STEPS):
-                for h in cutlass.range_constexpr(2):
-                    numerics.split(x[None, h, s], operand[None, h, s, r, 0], operand[None, h, s, r, 1])
-        cute.autovec_copy(sFresh[None, 2 * STEPS], cute.make_tensor(vectors.iterator, cute.make_layout(4)))
+    def fetch(self, mOperand, sAhead, full, n, turns, channel0, group, row, lane):
+        """Starts the copy of this warp's unit of its group's turn `n`, if there is one."""
+        c = self.config
+        if n < turns and lane == 0:
+            item, slot = group + c.groups * n, (n - 1) % c.slots
+            if item >= 2:
+                item += channel0 // ORDER
+            cute.arch.mbarrier_arrive_and_expect_tx(full + slot, 4 * UNIT)
+            target = sAhead + cute.assume(slot * UNIT, divby=4)
+            load(target, unit_of(mOperand, item * 4 + row // 16), 4 * UNIT, full + slot)
 
     @cute.jit
-    def product(self, columns, weights, inverse, sH, first, lane):
-        """Rows of the weights by activations: columns (4, at_once).
+    def product(self, sums, weights, sH, first, lane):
+        """Rows of the weights by activations of eight positions, not scaled back: sums (4).
 
-        A thread has two rows of two neighbouring positions of every 8. Small products go to accumulators of their own,
-        and large ones of every 16 of k: the tensor core's sums are cut, not rounded.
+        A thread has two rows of two neighbouring positions. Every 16 of k have an accumulator of their own, small
+        products before large ones: the tensor core's sums are cut, not rounded.
         """
-        c = self.config
         mma = cute.make_tiled_mma(warp_ops.MmaF16BF16Op(F16, F32, (16, 8, 16)))
         atom = cute.make_copy_atom(warp_ops.LdMatrix8x8x16bOp(transpose=True, num_matrices=4), F16)
         a = cute.make_tensor(weights.iterator, cute.make_layout(((2, 2, 2), 1, 1, STEPS, 2)))
-        for q in cutlass.range_constexpr(c.at_once):
-            small = cute.make_rmem_tensor(((2, 2), 1, 1, 2), F32)
-            large = cute.make_rmem_tensor(((2, 2), 1, 1, STEPS), F32)
-            small.fill(0.0)
-            large.fill(0.0)
+        b = cute.make_rmem_tensor(((2, 2), 1, 1, 2, STEPS), F16)
+        of_steps = cute.make_rmem_tensor(((2, 2), 1, 1, STEPS), F32)
+        of_steps.fill(0.0)
+        for s in cutlass.range_constexpr(STEPS):
+            source = cute.local_tile(sH[None, 16 * s + lane % 16, lane // 16], (8,), (first // 8,))
+            source, target = (
+                cute.make_tensor(m.iterator, cute.make_layout((8, 1))) for m in (source, b[None, None, None, None, s])
+            )
+            cute.copy(atom, source, target)
+        for left, right in ((1, 0), (0, 1), (0, 0)):
             for s in cutlass.range_constexpr(STEPS):
-                b = cute.make_rmem_tensor(((2, 2), 1, 1, 2), F16)
-                source = cute.local_tile(sH[None, 16 * s + lane % 16, lane // 16], (8,), (first // 8 + q,))
-                target = cute.make_tensor(b.iterator, cute.make_layout((8, 1)))
-                cute.copy(atom, cute.make_tensor(source.iterator, cute.make_layout((8, 1))), target)
-                for part in cutlass.range_constexpr(2):
-                    acc = small[None, None, None, part]
-                    cute.gemm(mma, acc, a[None, None, None, s, part], b[None, None, None, 1 - part], acc)
-                acc = large[None, None, None, s]
-                cute.gemm(mma, acc, a[None, None, None, s, 0], b[None, None, None, 0], acc)
-            for i in cutlass.range_constexpr(4):
-                total = (large[i] + large[4 + i]) + (large[8 + i] + large[12 + i])
-                total += small[i] + small[4 + i]
-                columns[i, q] = total * inverse[i // 2]
+                acc = of_steps[None, None, None, s]
+                cute.gemm(mma, acc, a[None, None, None, s, left], b[None, None, None, right, s], acc)
+        for i in cutlass.range_constexpr(4):
+            sums[i] = (of_steps[i] + of_steps[4 + i]) + (of_steps[8 + i] + of_steps[12 + i])
 
     @cute.jit
-    def dot(self, columns, sW1, sZ, row, first, lane):
+    def dot(self, sums, sW1, sZ, row, first, lane):
         """The first layer's sums, in fp32."""
-        c = self.config
         z = cute.make_rmem_tensor(2, F32)
-        for q in cutlass.range_constexpr(c.at_once):
+        for i in cutlass.range_constexpr(4):
+            sums[i] = F32(0.0)
+        for j in cutlass.range_constexpr(self.config.emb_dim):
+            cute.autovec_copy(cute.local_tile(sZ[None, j], (2,), (first // 2 + lane % 4,)), z)
             for i in cutlass.range_constexpr(4):
-                columns[i, q] = F32(0.0)
-            for j in cutlass.range_constexpr(c.emb_dim):
-                cute.autovec_copy(cute.local_tile(sZ[None, j], (2,), (first // 2 + 4 * q + lane % 4,)), z)
-                for i in cutlass.range_constexpr(4):
-                    columns[i, q] = cute.math.fma(sW1[row + i // 2 * 8, j], z[i % 2], columns[i, q])
+                sums[i] = cute.math.fma(sW1[row + i // 2 * 8, j], z[i % 2], sums[i])
 
     @cute.jit
-    def activate(self, columns, vectors, sH, row, first, lane):
-        """Sines of the columns, as operands, to shared memory.
+    def activate(self, sums, constants, sH, row, first, lane):
+        """Sines, as operands, to shared memory.
 
         Rows of k are stored in the order in which the weights' registers have them: four neighbours belong to a thread.
         """
         k = lane // 4
         at = row - k + k % 4 // 2 * 8 + k // 4 * 2 + k % 2
-        for q in cutlass.range_constexpr(self.config.at_once):
-            for r in cutlass.range_constexpr(2):
-                x = cute.make_rmem_tensor(2, F32)
-                for i in cutlass.range_constexpr(2):
-                    total = columns[2 * r + i, q] + vectors[r, 1]
-                    x[i] = numerics.sine_of_product(vectors[r, 0], total) * F32(SCALE)
-                parts = cute.make_rmem_tensor((2, 2), F16)
-                numerics.split(x, parts[None, 0], parts[None, 1])
-                for part in cutlass.range_constexpr(2):
-                    target = cute.local_tile(sH[None, at + 4 * r, part], (2,), (first // 2 + 4 * q + lane % 4,))
-                    cute.autovec_copy(parts[None, part], target)
+        for r in cutlass.range_constexpr(2):
+            x = cute.make_rmem_tensor(2, F32)
+            for i in cutlass.range_constexpr(2):
+                total = cute.math.fma(sums[2 * r + i], constants[r, 0], constants[r, 1])
+                x[i] = numerics.sine_of_product(constants[r, 2], total) * F32(SCALE)
+            parts = cute.make_rmem_tensor((2, 2), F16)
+            numerics.split(x, parts[None, 0], parts[None, 1])
+            for part in cutlass.range_constexpr(2):
+                target = cute.local_tile(sH[None, at + 4 * r, part], (2,), (first // 2 + lane % 4,))
+                cute.autovec_copy(parts[None, part], target)
 
     @cute.jit
-    def store(self, columns, vectors, mK, sTime, channel, t0, first, length, reciprocal, shift, lane):
+    def store(self, sums, constants, mK, sTime, channel, t0, first, length, reciprocal, shift, lane):
         """Window, bias, and the layout: k[d, t] = h.flat[d L + t], or h[t, d]."""
         c = self.config
         times = cute.make_rmem_tensor(2, F32)
-        for q in cutlass.range_constexpr(c.at_once):
-            p = first + 8 * q + lane % 4 * 2
-            t = t0 + p
-            cute.autovec_copy(cute.local_tile(sTime, (2,), (p // 2,)), times)
-            for r in cutlass.range_constexpr(2):
-                values = cute.make_rmem_tensor(2, F32)
-                decay = cute.arch.fmax(vectors[r, 0], -vectors[r, 0]) * F32(-numerics.LOG2_E)
-                addend = vectors[r, 1] if cutlass.const_expr(c.bias) else F32(0.0)
+        p = first + lane % 4 * 2
+        t = t0 + p
+        cute.autovec_copy(cute.local_tile(sTime, (2,), (p // 2,)), times)
+        for r in cutlass.range_constexpr(2):
+            values = cute.make_rmem_tensor(2, F32)
+            for i in cutlass.range_constexpr(2):
+                window = cute.math.exp2(times[i] * constants[r, 2], fastmath=True) + shift
+                values[i] = cute.math.fma(sums[2 * r + i], window * constants[r, 0], constants[r, 1])
+            d = channel + 8 * r
+            if cutlass.const_expr(c.layout == "reshape"):
                 for i in cutlass.range_constexpr(2):
-                    window = cute.math.exp2(times[i] * decay, fastmath=True) + shift
-                    values[i] = cute.math.fma(columns[2 * r + i, q], window, addend)
-                d = channel + 8 * r
-                if cutlass.const_expr(c.layout == "reshape"):
-                    for i in cutlass.range_constexpr(2):
-                        # Less than 2^32 elements, and pinned so that nothing but the store depends on the condition.
-                        quotient, rest = divided((t + i) * c.width + d, length, reciprocal)
-                        at = pin(quotient * I32(mK.stride[0]) + rest).to(U32)
-                        if t + i < length:
-                            cute.make_tensor(mK.iterator + at.to(I64), cute.make_layout(1))[0] = values[i]
-                elif t + 1 < length:
-                    cute.autovec_copy(values, cute.local_tile(mK[d, None], (2,), (t // 2,)))
-                elif t < length:
-                    mK[d, t] = values[0]
+                    quotient, rest = divided((t + i) * c.width + d, length, reciprocal)
+                    at = (quotient * I32(mK.stride[0]) + rest).to(U32)  # less than 2^32 elements
+                    store_one_if(t + i < length, values[i], mK.iterator + at.to(I64))
+            elif t + 1 < length:
+                cute.autovec_copy(values, cute.local_tile(mK[d, None], (2,), (t // 2,)))
+            elif t < length:
+                mK[d, t] = values[0]
 
     @cute.jit
-    def positions(self, mZ, mW1, sZ, sW1, sTime, t0, length, norm_len, thread):
-        """z of the task's positions: t / (L - 1), cos(-f w), sin(-f w) with w = 2 pi t / L; or the stored ones. And the
-        first layer's weight, to shared memory."""
+    def positions(self, mZ, sZ, sTime, t0, length, norm_len, thread):
+        """z of the task's positions: t / (L - 1), cos(-f w), sin(-f w) with w = 2 pi t / L; or the stored ones."""
         c = self.config
-        loads = cute.ceil_div(ORDER * c.emb_dim, THREADS)
-        w = cute.make_rmem_tensor(loads, F32)
-        gW1, tW1 = (cute.make_tensor(m.iterator, cute.make_layout(ORDER * c.emb_dim)) for m in (mW1, sW1))
-        for i in cutlass.range_constexpr(loads):
-            w[i] = gW1[cutlass.min(thread + THREADS * i, ORDER * c.emb_dim - 1)]
         if thread < c.tile:
             time = position(t0 + thread, norm_len)
             sTime[thread] = time
             if cutlass.const_expr(not c.stored_z):
                 sZ[thread, 0] = time
         if cutlass.const_expr(c.stored_z):
-            for i in cutlass.range(thread, c.tile * c.emb_dim, THREADS, unroll=1):
+            for i in cutlass.range(thread, c.tile * c.emb_dim, c.threads, unroll=1):
                 p, j = i // c.emb_dim, i % c.emb_dim
                 sZ[p, j] = mZ[cutlass.min(t0 + p, length - 1), j]
         else:
             turn = inverse_in_double(norm_len)
             bands = len(self.frequencies)
-            for i in cutlass.range(thread, c.tile * 2 * bands, THREADS, unroll=1):
+            for i in cutlass.range(thread, c.tile * 2 * bands, c.threads, unroll=1):
                 p, j = i % c.tile, i // c.tile
                 frequency = F64(0.0)
                 for n in cutlass.range_constexpr(bands):
@@ -313,23 +322,39 @@ class FilterRole:
                         frequency = F64(self.frequencies[n])
                 quarter = F64(0.25) if j < bands else F64(0.5)  # cos(a), or -sin(a) = sin(a + pi)
                 sZ[p, 1 + j] = numerics.sine_of_turns(frequency * ((t0 + p).to(F64) * turn) + quarter)
-        for i in cutlass.range_constexpr(loads):
-            if thread + THREADS * i < ORDER * c.emb_dim:
-                tW1[thread + THREADS * i] = w[i]
 
 
-def start(tensor: cute.Tensor, offset=0):
-    """The address of an element of fp32."""
-    return tensor.iterator.toint() + I64(offset) * 4
+@cute.jit
+def copy_words(weights, unit: cute.Pointer, lane: I32):
+    words = cute.make_tensor(cute.recast_ptr(weights.iterator, dtype=F32), cute.make_layout((4, VECTORS)))
+    source = words_of(unit, lane)
+    for v in cutlass.range_constexpr(VECTORS):
+        cute.autovec_copy(source[None, v], words[None, v])
 
 
-def chosen(condition, a: I64, b: I64):
-    """``a if condition else b`` without a branch."""
-    return I64(cutlass.select_(condition, a, b))
+@cute.jit
+def take_records(constants, unit: cute.Pointer, lane: I32):
+    """Of this thread's two rows."""
+    record = cute.make_rmem_tensor((RECORD, 2), F32)
+    for r in cutlass.range_constexpr(2):
+        cute.autovec_copy(record_of(unit, lane // 4 + 8 * r), record[None, r])
+        for i in cutlass.range_constexpr(3):
+            constants[r, i] = record[i, r]
 
 
-def at_address(address: I64, layout: cute.Layout):
-    return cute.make_tensor(cute.make_ptr(F32, address, cute.AddressSpace.gmem, assumed_align=16), layout)
+def row_of(thread):
+    """The first row of this thread in every item; the other is 8 further."""
+    return thread // 32 % 4 * 16 + thread % 32 // 4
+
+
+@cute.jit
+def meet(barrier: I32, threads: cutlass.Constexpr):
+    cute.arch.barrier(barrier_id=barrier, number_of_threads=threads)
+
+
+@cute.jit
+def signal(barrier: I32, threads: cutlass.Constexpr):
+    cute.arch.barrier_arrive(barrier_id=barrier, number_of_threads=threads)
 
 
 @cute.jit
@@ -361,15 +386,15 @@ def inverse_in_double(n: I32):
 
 
 class FilterKernel:
-    """The filter alone: a block for each task."""
+    """The filter alone: a launch that converts the weights, and one with a block for each task."""
 
     def __init__(self, config: Filter):
-        self.role = FilterRole(config)
+        self.role, self.weights = FilterRole(config), FilterWeightsRole(config)
 
     @cute.jit
     def __call__(
         self,
-        mZ: cute.Tensor,  # as in FilterRole.work
+        mZ: cute.Tensor,  # as in FilterRole.work and FilterWeightsRole.work
         mW1: cute.Tensor,
         mB1: cute.Tensor,
         mFreq: cute.Tensor,
@@ -380,6 +405,7 @@ class FilterKernel:
         mWf: cute.Tensor,
         mBias: cute.Tensor,
         mDeltas: cute.Tensor,
+        mOperand: cute.Tensor,
         mK: cute.Tensor,
         length: I32,
         norm_len: I32,
@@ -391,20 +417,22 @@ class FilterKernel:
             floats: cute.struct.Align[cute.struct.MemRange[F32, self.role.config.shared_floats], 16]
 
         self.Storage = Storage
+        self.convert.set_name_prefix("hyena_filter_weights", remove_cutlass_symbol=True, keep_mangled_name=False)
+        self.convert(mFreq, mW2, mB2, mW3, mB3, mWf, mBias, mDeltas, mOperand).launch(
+            grid=(self.weights.units, 1, 1), block=(32, 1, 1), stream=stream
+        )
         self.kernel.set_name_prefix("hyena_filter", remove_cutlass_symbol=True, keep_mangled_name=False)
-        self.kernel(mZ, mW1, mB1, mFreq, mW2, mB2, mW3, mB3, mWf, mBias, mDeltas, mK, length, norm_len, shift).launch(
+        self.kernel(mZ, mW1, mB1, mFreq, mOperand, mK, length, norm_len, shift).launch(
             grid=(self.role.tasks(length), 1, 1),
-            block=(THREADS, 1, 1),
+            block=(self.role.config.threads, 1, 1),
             min_blocks_per_mp=1,  # without it ptxas spills, for more blocks than shared memory has room for
             stream=stream,
+            use_pdl=True,
         )
 
     @cute.kernel
-    def kernel(
+    def convert(
         self,
-        mZ: cute.Tensor,
-        mW1: cute.Tensor,
-        mB1: cute.Tensor,
         mFreq: cute.Tensor,
         mW2: cute.Tensor,
         mB2: cute.Tensor,
@@ -413,6 +441,20 @@ class FilterKernel:
         mWf: cute.Tensor,
         mBias: cute.Tensor,
         mDeltas: cute.Tensor,
+        mOperand: cute.Tensor,
+    ):
+        cute.arch.griddepcontrol_launch_dependents()
+        unit, lane = cute.arch.block_idx()[0], cute.arch.thread_idx()[0]
+        self.weights.work(mFreq, mW2, mB2, mW3, mB3, mWf, mBias, mDeltas, mOperand, unit, lane)
+
+    @cute.kernel
+    def kernel(
+        self,
+        mZ: cute.Tensor,
+        mW1: cute.Tensor,
+        mB1: cute.Tensor,
+        mFreq: cute.Tensor,
+        mOperand: cute.Tensor,
         mK: cute.Tensor,
         length: I32,
         norm_len: I32,
@@ -420,20 +462,18 @@ class FilterKernel:
     ):
         storage = memory.SmemAllocator().allocate(self.Storage)
         task, thread = cute.arch.block_idx()[0], cute.arch.thread_idx()[0]
-        self.role.bring_ahead(mW3, mB3, mWf, mBias, mDeltas, task, thread)
-        self.role.work(
-            *(mZ, mW1, mB1, mFreq, mW2, mB2, mW3, mB3, mWf, mBias, mDeltas, mK, length, norm_len, shift),
-            *(storage.floats.data_ptr(), task, thread),
-        )
+        rest = (length, norm_len, shift, storage.floats.data_ptr(), task, thread)
+        self.role.work(mZ, mW1, mB1, mFreq, mOperand, mK, *rest)
 
 
 def filter_arguments(config: Filter):
-    """The tensors of FilterRole.work, as compile time sees them."""
+    """The tensors of FilterKernel, as compile time sees them: weights, the operand, the filter."""
     rows, pitch = cute.sym_int(), cute.sym_int(divisibility=4)
     n, d, e = ORDER, config.width, config.emb_dim
     tensors = [compact(F32, rows, e), compact(F32, n, e), compact(F32, n), compact(F32, n)]
     tensors += [compact(F32, n, n), compact(F32, n), compact(F32, n, n), compact(F32, n)]
-    return [*tensors, compact(F32, d, n), compact(F32, d), compact(F32, d), compact(F32, d, pitch)]
+    tensors += [compact(F32, d, n), compact(F32, d), compact(F32, d)]
+    return [*tensors, compact(F32, *config.operand_shape), compact(F32, d, pitch)]
 
 
 def compile_filter(config: Filter, arch: str):

@@ -16,7 +16,8 @@ import cutlass.cute as cute
 
 from cute_kernels.hyena import numerics
 from cute_kernels.hyena.arguments import compact, operand_type
-from cute_kernels.hyena.config import ConvertWeights
+from cute_kernels.hyena.config import ConvertWeights, Filter
+from cute_kernels.hyena.filter_weights import FilterWeightsRole
 
 F32, I32 = cutlass.Float32, cutlass.Int32
 WARPS = 4  # warps of a block
@@ -31,10 +32,12 @@ SHARED = 12 * 1024
 
 
 class InProjKernel:
-    """The launch in front of `project`, which starts under it."""
+    """The launch in front of `project`, which starts under it. It converts the filter's weights too, if asked to."""
 
-    def __init__(self, config: ConvertWeights):
+    def __init__(self, config: ConvertWeights, filter_config: Filter | None = None):
         self.config = config
+        self.blocks = 3 * config.width * LANES // (32 * WARPS)
+        self.filter = FilterWeightsRole(filter_config) if filter_config else None
 
     @cute.jit
     def __call__(
@@ -49,10 +52,15 @@ class InProjKernel:
         mRecords: cute.Tensor,  # (3D, 8) fp32
         stream: cuda.CUstream,
     ):
-        rows = WARPS * 32 // LANES
+        self.launch((mNw, mNb, mW, mB, mTaps, mTb, mWT, mRecords), None, stream)
+
+    @cute.jit
+    def launch(self, tensors: tuple, of_filter: tuple | None, stream: cuda.CUstream):
+        """`tensors` are those of __call__, `of_filter` those that FilterWeightsRole.work takes."""
+        blocks = self.blocks + (self.filter.units // WARPS if self.filter else 0)
         self.kernel.set_name_prefix("hyena_in_proj", remove_cutlass_symbol=True, keep_mangled_name=False)
-        self.kernel(mNw, mNb, mW, mB, mTaps, mTb, mWT, mRecords).launch(
-            grid=(3 * self.config.width // rows, 1, 1),
+        self.kernel(*tensors, of_filter).launch(
+            grid=(blocks, 1, 1),
             block=(32 * WARPS, 1, 1),
             stream=stream,
             smem=SHARED,
@@ -69,10 +77,16 @@ class InProjKernel:
         mTb: cute.Tensor,
         mWT: cute.Tensor,
         mRecords: cute.Tensor,
+        of_filter: tuple | None,
     ):
         cute.arch.griddepcontrol_launch_dependents()
-        thread = cute.arch.block_idx()[0] * (32 * WARPS) + cute.arch.thread_idx()[0]
-        self.convert_row(mNw, mNb, mW, mB, mTaps, mTb, mWT, mRecords, thread // LANES, cute.arch.lane_idx())
+        block, lane = cute.arch.block_idx()[0], cute.arch.lane_idx()
+        if block < self.blocks:
+            thread = block * (32 * WARPS) + cute.arch.thread_idx()[0]
+            self.convert_row(mNw, mNb, mW, mB, mTaps, mTb, mWT, mRecords, thread // LANES, lane)
+        elif cutlass.const_expr(self.filter is not None):
+            unit = (block - self.blocks) * WARPS + cute.arch.make_warp_uniform(cute.arch.warp_idx())
+            self.filter.work(*of_filter, unit, lane)
 
     @cute.jit
     def convert_row(

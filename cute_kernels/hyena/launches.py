@@ -113,8 +113,9 @@ class Projecting:
         k = cute.make_tensor(aligned(constants.iterator + c.constants.offsets()["k"]), taps)
         matrices, vectors = operands(constants, c.constants)
         in_proj, records = operand(constants, c.constants, "in_proj"), vector(constants, c.constants, "in_proj_records")
+        of_filter = vector(constants, c.constants, "filter")
         self.kernel(
-            *(by_token(x), g, x0, mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, k),
+            *(by_token(x), g, x0, mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, of_filter, k),
             *(mNw, mNb, mW, mB, mTaps, mTb, mWo, mW1, mW2, in_proj, records, *matrices, *vectors),
             *(x.shape[1], conv_length, run, blocks, beside, eps, norm_len, shift, stream),
         )
@@ -125,7 +126,7 @@ def compile_project(config: ProjectLaunch, arch: str):
     scalars = [I64(0), *(I32(1) for _ in range(4)), F32(1e-5), I32(1), F32(0.05)]
     return _compile(
         Projecting(config, arch),
-        *(_activations(config.width), *filter_arguments(config.filter)[:-1], *weights),
+        *(_activations(config.width), *filter_arguments(config.filter)[:-2], *weights),
         *(_buffer(), _buffer(), *scalars),
         arch=arch,
     )

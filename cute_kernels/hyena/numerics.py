@@ -14,6 +14,7 @@ GELU_C0, GELU_C1 = 0.7978845608028654, 0.044715  # sqrt(2 / pi), and the cubic t
 HALF_PI = (1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e-15)
 SINE = (-0.16666655242443085, 0.008332155644893646, -0.0001951463200384751)
 COSINE = (0.04166664555668831, -0.0013887309469282627, 2.443241282890085e-05)
+ROUNDING = 1.5 * 2.0**23  # added to a number below 2^22, leaves it rounded, its last bits those of the sum
 
 # Values are brought into [2^14, 2^15): as far up in fp16's range as is safe, so that the low parts stay normal.
 TARGET_EXPONENT = 14
@@ -116,14 +117,13 @@ def _sine_of(r: F32, quarters: I32):
 def sine_of_product(a: F32, b: F32):
     """sin(a b) to 1e-7 of the exact product, reduced by multiples of pi/2; beyond 2^22 or so it is only finite."""
     x = a * b
-    low = cute.math.fma(a, b, -x)
-    n = cute.math.roundeven(x * F32(1.0 / HALF_PI[0]))
-    r = cute.math.fma(n, F32(-HALF_PI[0]), x)
-    r = cute.math.fma(n, F32(-HALF_PI[1]), r)
-    r = cute.math.fma(n, F32(-HALF_PI[2]), r) + low
+    shifted = cute.math.fma(x, F32(1.0 / HALF_PI[0]), F32(ROUNDING))
+    n = shifted - F32(ROUNDING)
+    low = cute.math.fma(n, F32(-HALF_PI[2]), cute.math.fma(a, b, -x))
+    r = cute.math.fma(n, F32(-HALF_PI[1]), cute.math.fma(n, F32(-HALF_PI[0]), x)) + low
     # Arguments too large to be reduced must not leave the polynomials' range; Inf and NaN end as NaN.
-    r = cutlass.min(cutlass.max(r, F32(-0.7853983)), F32(0.7853983)) + (x - x)
-    return _sine_of(r, n.to(I32))
+    r = r if cute.arch.fmax(r, -r) < F32(0.8) else x - x
+    return _sine_of(r, shifted.bitcast(I32))
 
 
 @cute.jit

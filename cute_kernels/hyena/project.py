@@ -41,7 +41,8 @@ GROUP_BARRIER = 3  # of the first warpgroup, the next ones follow
 class ProjectKernel:
     def __init__(self, config: Project, arch: str):
         self.config = c = config
-        self.filter, self.weights, self.in_proj = FilterRole(c.filter), WeightsRole(c.weights), InProjKernel(c.weights)
+        self.filter, self.weights = FilterRole(c.filter), WeightsRole(c.weights)
+        self.in_proj = InProjKernel(c.weights, c.filter)
         self.dtype = operand_type(c.dtype)
         self.k_tiles = c.width // K_TILE
         self.pieces = c.parts * self.k_tiles  # of the tokens' operand
@@ -57,7 +58,7 @@ class ProjectKernel:
         mX: cute.Tensor,  # (T, D) fp32, T = B * L
         mG: cute.Tensor,  # (B, D, Lp) fp32: v * x1, rows padded to Lp
         mX0: cute.Tensor,  # (B, D, Lp) fp32
-        mZ: cute.Tensor,  # as in FilterRole.work
+        mZ: cute.Tensor,  # as FilterKernel takes them
         mF1: cute.Tensor,
         mFb1: cute.Tensor,
         mFreq: cute.Tensor,
@@ -68,6 +69,7 @@ class ProjectKernel:
         mFf: cute.Tensor,
         mFbias: cute.Tensor,
         mDeltas: cute.Tensor,
+        mFo: cute.Tensor,
         mK: cute.Tensor,
         mNw: cute.Tensor,  # as ConvertWeightsKernel takes what follows
         mNb: cute.Tensor,
@@ -114,12 +116,16 @@ class ProjectKernel:
 
         self.Storage = Storage
         if beside != 0:
-            self.in_proj(mNw, mNb, mW, mB, mTaps, mTb, mWT, mRecords, stream)
+            self.in_proj.launch(
+                (mNw, mNb, mW, mB, mTaps, mTb, mWT, mRecords),
+                (mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mFo),
+                stream,
+            )
         tiles = mG.shape[0] * cute.ceil_div(conv_length, c.tile)
         with_tokens = tiles * cute.ceil_div(c.slabs, run)
         self.kernel.set_name_prefix("hyena_project", remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
-            *(mX, mG, mX0, mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK, mWT, mRecords),
+            *(mX, mG, mX0, mZ, mF1, mFb1, mFreq, mFo, mK, mWT, mRecords),
             *(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1),
             *(length, conv_length, run, with_tokens, beside, eps, norm_len, shift),
             *(self.engine.tiled_mma(), self.engine.tiled_mma(), x_layout),
@@ -140,13 +146,7 @@ class ProjectKernel:
         mF1: cute.Tensor,
         mFb1: cute.Tensor,
         mFreq: cute.Tensor,
-        mF2: cute.Tensor,
-        mFb2: cute.Tensor,
-        mF3: cute.Tensor,
-        mFb3: cute.Tensor,
-        mFf: cute.Tensor,
-        mFbias: cute.Tensor,
-        mDeltas: cute.Tensor,
+        mFo: cute.Tensor,
         mK: cute.Tensor,
         mWT: cute.Tensor,
         mRecords: cute.Tensor,
@@ -216,12 +216,11 @@ class ProjectKernel:
                 self.engine.end(address)
         elif warp < c.warps + c.filter_warps:
             if beside != 0:
-                thread = cute.arch.thread_idx()[0] % 128  # the threads before are a multiple of these
-                self.filter.bring_ahead(mF3, mFb3, mFf, mFbias, mDeltas, block, thread)
+                thread = cute.arch.thread_idx()[0] - c.threads
                 for task in cutlass.range(block, self.filter.tasks(conv_length), blocks, unroll=1):
                     self.filter.work(
-                        *(mZ, mF1, mFb1, mFreq, mF2, mFb2, mF3, mFb3, mFf, mFbias, mDeltas, mK),
-                        *(conv_length, norm_len, shift, storage.sFilter.data_ptr(), task, thread),
+                        *(mZ, mF1, mFb1, mFreq, mFo, mK, conv_length, norm_len, shift),
+                        *(storage.sFilter.data_ptr(), task, thread),
                     )
         elif warp == c.warps + c.filter_warps:
             if index >= 0:

@@ -82,7 +82,7 @@ def as_arguments(w: Mapping[str, Tensor], z: Tensor | None = None) -> Arguments:
 
 def empty_operands(precision: Precision, width: int, inner: int, device: torch.device) -> Operands:
     shapes = Constants(width, inner, precision.dtype, precision.parts).shapes(0)
-    shapes.pop("k")
+    del shapes["filter"], shapes["k"]
     types = {3: getattr(torch, precision.dtype)}
     made = {n: torch.empty(s, dtype=types.get(len(s), torch.float32), device=device) for n, s in shapes.items()}
     return Operands(**made)
@@ -128,10 +128,11 @@ def project(
         operands = empty_operands(Precision(kernel.dtype, kernel.parts), width, kernel.inner, x.device)
     else:
         k, operands = prepared
+    filter_operand = torch.empty(kernel.filter.operand_shape, dtype=torch.float32, device=x.device)
     b = backend.current()
     run, blocks = kernel.division(batch, conv_length, b.sm_count(x.device))
     b.function(kernel, x.device)(
-        *(x.view(-1, width), g, x0, *w.filter, k, *w.matrices, *vars(operands).values()),
+        *(x.view(-1, width), g, x0, *w.filter, filter_operand, k, *w.matrices, *vars(operands).values()),
         *(length, conv_length, run, blocks, int(prepared is None), eps, norm_len, exp_mod_shift),
     )
     return Projected(g, x0, k, operands)
@@ -170,7 +171,9 @@ def hyena_filter(
     first = w["filter_linear1_weight"]
     if out is None:
         out = torch.empty(kernel.width, pitch(length), dtype=torch.float32, device=first.device)
-    backend.current().function(kernel, first.device)(*as_arguments(w, z).filter, out, length, norm_len, exp_mod_shift)
+    operand = torch.empty(kernel.operand_shape, dtype=torch.float32, device=first.device)
+    arguments = (*as_arguments(w, z).filter, operand, out)
+    backend.current().function(kernel, first.device)(*arguments, length, norm_len, exp_mod_shift)
     return out
 
 

@@ -24,6 +24,11 @@ def pitch(length: int) -> int:
     return (length + ROW_ALIGN - 1) // ROW_ALIGN * ROW_ALIGN
 
 
+def filter_operand_shape(width: int) -> tuple[int, int]:
+    """Of the filter's weights as operands: the rows of its second, third and last layers, and a record for each."""
+    return 2 * 64 + width, 64 + 4
+
+
 @dataclass(frozen=True)
 class Constants:
     """The pieces of `constants`; without operands where `parts` is 0."""
@@ -41,6 +46,7 @@ class Constants:
             pieces |= {"in_proj": (p, 3 * d, d), "in_proj_records": (3 * d, 8)}
             pieces |= {"out_proj": (p, d, d), "fc1": (p, m, d), "fc2": (p, d, m)}
             pieces |= {"out_proj_scale": (d,), "fc1_scale": (m,), "fc2_scale": (d,), "fc1_norm": (m,)}
+            pieces |= {"filter": filter_operand_shape(d)}
         return {**pieces, "k": (d, row)}
 
     def offsets(self) -> dict[str, int]:

@@ -30,9 +30,10 @@ machine = pytest.importorskip("reference.ptx.machine")
         (256, 131, 32, 1),
     ],
 )
-def test_filter(kind, layout, width, length, tile, split):
+@pytest.mark.parametrize("groups", [1, 2])
+def test_filter(kind, layout, width, length, tile, split, groups):
     inputs = hyena_inputs.SETS[kind](1, length, width=width, inner=128)
-    kernel = Filter(width, 5, layout, True, False, tile, split)
+    kernel = Filter(width, 5, layout, True, False, tile, split, groups)
     out = poisoned(width, stages.pitch(length))
     with machine.ptx_machine("sm_90a"):
         k = stages.hyena_filter(tensors(inputs), kernel, length, length, 0.05, out=out)
