@@ -279,6 +279,8 @@ class Filter(HyenaKernel):
         pieces = width // 64
         splits = [n for n in range(1, pieces + 1) if pieces % n == 0 and pieces // n <= 4]
         split = max([n for n in splits if n * length <= sm_count * tile], default=splits[0])
+        if tile == 8 and 2 * split in splits:  # as many tasks, with half of the last layer's turns
+            tile, split = 16, 2 * split
         return cls(width, emb_dim, layout, bias, stored_z, tile, split)
 
     @property
@@ -495,10 +497,11 @@ class Project(HyenaKernel):
         """Of all its blocks, in thousands of cycles."""
         run, _ = self.division(batch, conv_length, sm_count)
         blocks = batch * -(-conv_length // self.tile) * -(-self.slabs // run)
-        products = (5 if self.channels == 32 else 3) if self.parts == 2 else self.channels // 32 + 1
-        multiply = products * self.width // 16 * max(self.tile + 8, 48) / 2000
-        load = self.parts * 6 * self.channels * self.width / 50000
-        return -(-blocks // sm_count) * (3 + run * (max(multiply, load) + 0.3 + self.tile / 150))
+        start = (1.5 if self.light else 5) + (0.8 * self.parts) * -(-self.tile // (4 * self.warps))
+        products = 5 if self.parts == 2 else self.warps // 4  # of a warpgroup with 64 rows
+        multiply = products * self.width // 16 * max(self.tile + 8, 52) / 2000
+        load = 128 * self.stages // self.depth * self.stage_rows / 50000
+        return -(-blocks // sm_count) * (start + run * max(multiply, load) + 1 + self.tile / 80)
 
     @classmethod
     def for_shape(
@@ -582,6 +585,18 @@ class Project(HyenaKernel):
     def threads(self) -> int:
         """Of those that multiply."""
         return 32 * self.warps
+
+    @property
+    def light(self) -> bool:
+        """A thread does with so few registers that a block fits beside those of the launch in front."""
+        return self.tile <= (64 if self.channels == 64 else 32)
+
+    @property
+    def register_threads(self) -> int:
+        """Threads of a block as which its registers are counted, so that the compiler uses fewer: 80 for each of 20
+        warps, or 96 for each of 16."""
+        threads = 32 * (self.warps + self.filter_warps + self.other_warps)
+        return threads + 128 if self.light else threads
 
     @property
     def filter_warps(self) -> int:

@@ -28,7 +28,7 @@ TAPS = 3
 RECORD = 8  # floats
 # Bytes of a block, unused: as many blocks as an SM holds would need all of its shared memory, so it is set up for that,
 # and a block of the launch behind fits beside.
-SHARED = 12 * 1024
+SHARED = 16 * 1024
 
 
 class InProjKernel:

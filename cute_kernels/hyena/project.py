@@ -134,6 +134,7 @@ class ProjectKernel:
             block=(32 * (c.warps + c.filter_warps + c.other_warps), 1, 1),
             stream=stream,
             use_pdl=True,
+            max_number_threads=[c.register_threads, 1, 1],
         )
 
     @cute.kernel
