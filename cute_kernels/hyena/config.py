@@ -497,7 +497,7 @@ class Project(HyenaKernel):
         """Of all its blocks, in thousands of cycles."""
         run, _ = self.division(batch, conv_length, sm_count)
         blocks = batch * -(-conv_length // self.tile) * -(-self.slabs // run)
-        start = (1.5 if self.light else 5) + (0.8 * self.parts) * -(-self.tile // (4 * self.warps))
+        start = 1.5 + (0.8 * self.parts) * -(-self.tile // (4 * self.warps))
         products = 5 if self.parts == 2 else self.warps // 4  # of a warpgroup with 64 rows
         multiply = products * self.width // 16 * max(self.tile + 8, 52) / 2000
         load = 128 * self.stages // self.depth * self.stage_rows / 50000
