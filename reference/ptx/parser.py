@@ -89,7 +89,8 @@ class Kernel:
     labels: dict[str, int] = field(default_factory=dict)
     instructions: list[Instruction] = field(default_factory=list)
     tables: dict[str, list[str]] = field(default_factory=dict)
-    threads: tuple[int, ...] | None = None
+    threads: tuple[int, ...] | None = None  # of a block: so many at most, or exactly
+    exact_threads: bool = False
 
 
 @dataclass
@@ -334,8 +335,10 @@ def parse(text: str) -> Module:
                 pending.parameters.append(
                     _declare(re.sub(r"\.ptr(\s*\.\w+)*?(\s*\.align\s+\d+)?(?=\s+[A-Za-z_$%])", "", part))
                 )
-            threads = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", match[3])
-            pending.threads = tuple(int(t or 1) for t in threads.groups()) if threads else None
+            threads = re.search(r"\.(reqntid|maxntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", match[3])
+            if threads:
+                pending.threads = tuple(int(t or 1) for t in threads.groups()[1:])
+                pending.exact_threads = threads[1] == "reqntid"
             blocks = 0
         elif re.match(r"(\.visible|\.weak|\.extern)?\s*\.func\b", statement):
             pending = Kernel("")  # device functions are parsed and dropped: a call is "not implemented"

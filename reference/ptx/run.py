@@ -40,9 +40,12 @@ def run_launch(ptx_text: str, launch: Launch, memory: GlobalMemory, options: Opt
             f"invalid launch: {shared} bytes of shared memory (at most {MAX_SHARED}), block {launch.block} "
             f"(at most 1024 threads), cluster {launch.cluster} (at most 16 CTAs)"
         )
-    wanted = program.kernel.threads
-    if wanted and wanted != launch.block and ".reqntid" in "".join(program.module.lines):
-        raise PtxError(f"invalid launch: block {launch.block}, but the kernel requires {wanted}")
+    kernel = program.kernel
+    if kernel.threads:
+        if kernel.exact_threads and kernel.threads != launch.block:
+            raise PtxError(f"invalid launch: block {launch.block}, but the kernel requires {kernel.threads}")
+        if math.prod(launch.block) > math.prod(kernel.threads):
+            raise PtxError(f"invalid launch: block {launch.block}, but the kernel allows {kernel.threads} at most")
     return execute(program, launch, memory, options)
 
 
