@@ -1,4 +1,4 @@
-"""A value that the compiler can't see through."""
+"""Values that the compiler can't see through."""
 
 import cutlass
 from cutlass._mlir.dialects import llvm
@@ -14,3 +14,10 @@ def pin(x: I32, *, loc=None, ip=None) -> I32:
     dialect = llvm.AsmDialect.AD_ATT
     word = I32(x).ir_value(loc=loc, ip=ip)
     return I32(llvm.inline_asm(T.i32(), [word], "mov.b32 $0, $1;", "=r,r", has_side_effects=True, asm_dialect=dialect))
+
+
+@dsl_user_op
+def block_again(*, loc=None, ip=None) -> I32:
+    """The block's index along x, read here: what was read before needs no register until now."""
+    dialect = llvm.AsmDialect.AD_ATT
+    return I32(llvm.inline_asm(T.i32(), [], "mov.u32 $0, %ctaid.x;", "=r", has_side_effects=True, asm_dialect=dialect))

@@ -474,7 +474,7 @@ class Project(HyenaKernel):
     positions: int = 16
     filter_split: int = 1
 
-    TILES: ClassVar[tuple[int, ...]] = (16, 32, 48, 64, 80)
+    TILES: ClassVar[tuple[int, ...]] = (16, 32, 48, 64)
 
     def __post_init__(self) -> None:
         if self.width % 64 or not 64 <= self.width <= 256:

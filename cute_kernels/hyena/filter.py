@@ -56,6 +56,11 @@ class FilterRole:
         bands = (config.emb_dim - 1) // 2
         self.frequencies = [float(f) for f in np.linspace(1e-4, bands - 1, bands, dtype=np.float32)]
 
+    @property
+    def items(self):
+        """Of the last layer: 64 channels each."""
+        return self.config.channels // ORDER
+
     @cute.jit
     def tasks(self, length: I32):
         return cute.ceil_div(length, self.config.tile) * self.config.split
@@ -75,17 +80,15 @@ class FilterRole:
         sFloats: cute.Pointer,  # the config's `shared_floats`, 16-byte aligned
         task: I32,
         thread: I32,
+        own: I32,  # of the last layer's items of 64 channels, the first ones; others do the rest with `help`
+        ready: cute.Pointer | None = None,  # for them: an mbarrier on which each warp arrives
     ):
         c = self.config
         # What belongs to the task is made here, and not kept in registers from one to the next.
         norm_len = pin(norm_len)
-        t0, channel0 = task // c.split * c.tile, task % c.split * c.channels
-        sH = cute.make_tensor(  # activations (position, row of k, part, buffer)
-            cute.recast_ptr(sFloats, dtype=F16),
-            cute.make_layout((c.tile, ORDER, 2, 2), stride=(1, c.pitch, c.pitch * ORDER, c.pitch * ORDER * 2)),
-        )
-        floats = sFloats + 2 * ORDER * c.pitch
-        sAhead, full = floats, cute.recast_ptr(floats + c.slots * c.warps * UNIT, dtype=I64)
+        t0, channel0 = self.place(task)
+        sH, sTime, sAhead, sZ, sW1 = self.shared(sFloats)
+        full = cute.recast_ptr(sAhead + c.slots * c.warps * UNIT, dtype=I64)
         warp = cute.arch.make_warp_uniform(thread // 32)
         # This warp's slots for units on their way, and their barriers.
         sAhead += cute.assume(warp * (c.slots * UNIT), divby=4)
@@ -94,13 +97,6 @@ class FilterRole:
             for i in cutlass.range_constexpr(c.slots):
                 cute.arch.mbarrier_init(full + i, 1)
             cute.arch.mbarrier_init_fence()
-        floats += c.slots * c.warps * (UNIT + 2)
-        sTime = cute.make_tensor(floats, cute.make_layout(c.tile))  # t / (L - 1)
-        floats += c.tile
-        sZ = cute.make_tensor(floats, cute.make_layout((c.tile, c.emb_dim)))
-        floats += c.tile * c.emb_dim
-        sW1 = cute.make_tensor(floats, cute.make_layout((ORDER, c.emb_dim), stride=(c.emb_dim, 1)))
-        floats += ORDER * c.emb_dim
         group = I32(0)
         if cutlass.const_expr(c.groups == 2):
             group = cute.arch.make_warp_uniform(thread // GROUP)
@@ -111,12 +107,70 @@ class FilterRole:
         if group == 1:
             signal(FIRST, c.threads)
         cute.arch.griddepcontrol_wait()  # the operand
-        rest = (channel0, t0, length, reciprocal, shift, group, thread)
+        rest = (channel0, t0, length, reciprocal, shift, group, thread, own, ready)
         self.later_layers(mOperand, mK, sH, sTime, sAhead, full, *rest)
         meet(FIRST + 5, c.threads)  # before the next task overwrites what is read here
         if thread % 32 == 0:
             for i in cutlass.range_constexpr(c.slots):
                 invalidate(full + i)
+
+    @cute.jit
+    def help(
+        self,
+        mOperand: cute.Tensor,  # as in `work`
+        mK: cute.Tensor,
+        length: I32,
+        shift: F32,
+        sFloats: cute.Pointer,
+        task: I32,
+        thread: I32,  # of its warpgroup
+        count: cutlass.Constexpr,  # of its items
+        start: I32,  # the first of them, if there are so many
+        ready: cute.Pointer,
+    ):
+        """A warpgroup's share of the last layer of a block's only task."""
+        c = self.config
+        t0, channel0 = self.place(task)
+        sH, sTime, *_ = self.shared(sFloats)
+        lane, row = thread % 32, row_of(thread)
+        reciprocal = U32(0xFFFFFFFF) // length.to(U32)
+        weights = cute.make_rmem_tensor((8, STEPS, 2), F16)  # (value, step, part)
+        constants = cute.make_rmem_tensor((2, 3), F32)
+        sums = cute.make_rmem_tensor(4, F32)
+        cute.arch.griddepcontrol_wait()  # the operand
+        for i in cutlass.range_constexpr(count):
+            item = start + i
+            if item < self.items:
+                unit = unit_of(mOperand, (2 + channel0 // ORDER + item) * 4 + row // 16)
+                copy_words(weights, unit, lane)
+                take_records(constants, unit, lane)
+                cute.arch.mbarrier_wait(ready, 0)
+                for first in cutlass.range(0, c.tile, 8, unroll=1):
+                    self.product(sums, weights, sH[None, None, None, 0], first, lane)
+                    channel = channel0 + ORDER * item + row
+                    self.store(sums, constants, mK, sTime, channel, t0, first, length, reciprocal, shift, lane)
+
+    def place(self, task):
+        """A task's first position, and its first channel."""
+        c = self.config
+        return task // c.split * c.tile, task % c.split * c.channels
+
+    def shared(self, floats):
+        """What lies in shared memory from `floats` on; each warp's slots for units on their way have barriers behind
+        the last of them."""
+        c = self.config
+        sH = cute.make_tensor(  # activations (position, row of k, part, buffer)
+            cute.recast_ptr(floats, dtype=F16),
+            cute.make_layout((c.tile, ORDER, 2, 2), stride=(1, c.pitch, c.pitch * ORDER, c.pitch * ORDER * 2)),
+        )
+        sAhead = floats + 2 * ORDER * c.pitch
+        floats = sAhead + c.slots * c.warps * (UNIT + 2)
+        sTime = cute.make_tensor(floats, cute.make_layout(c.tile))  # t / (L - 1)
+        floats += c.tile
+        sZ = cute.make_tensor(floats, cute.make_layout((c.tile, c.emb_dim)))
+        floats += c.tile * c.emb_dim
+        sW1 = cute.make_tensor(floats, cute.make_layout((ORDER, c.emb_dim), stride=(c.emb_dim, 1)))
+        return sH, sTime, sAhead, sZ, sW1
 
     @cute.jit
     def first_layer(self, mB1, mFreq, sH, sZ, sW1, group, thread):
@@ -136,12 +190,28 @@ class FilterRole:
 
     @cute.jit
     def later_layers(
-        self, mOperand, mK, sH, sTime, sAhead, full, channel0, t0, length, reciprocal, shift, group, thread
+        self,
+        mOperand,
+        mK,
+        sH,
+        sTime,
+        sAhead,
+        full,
+        channel0,
+        t0,
+        length,
+        reciprocal,
+        shift,
+        group,
+        thread,
+        own,
+        ready,
     ):
-        """Turn n of a group is item `group` + groups n: the second layer, the third, 64 channels after the other."""
+        """Turn n of a group is item `group` + groups n: the second layer, the third, 64 channels after the other, `own`
+        times."""
         c = self.config
         lane, row = thread % 32, row_of(thread)
-        turns = (2 + c.channels // ORDER - group + c.groups - 1) // c.groups
+        turns = (2 + own - group + c.groups - 1) // c.groups
         weights = cute.make_rmem_tensor((8, STEPS, 2), F16)  # (value, step, part)
         # (row, factor of the product, bias, frequency or the window's exponent)
         constants = cute.make_rmem_tensor((2, 3), F32)
@@ -169,6 +239,10 @@ class FilterRole:
                         signal(handed, c.threads)
                 if group == 1:
                     signal(FIRST, c.threads)
+                if cutlass.const_expr(ready is not None):
+                    cute.arch.sync_warp()
+                    if item == 1 and lane == 0:
+                        cute.arch.mbarrier_arrive(ready)
             else:
                 if item == 2:
                     meet(FIRST, c.threads)
@@ -463,7 +537,7 @@ class FilterKernel:
     ):
         storage = memory.SmemAllocator().allocate(self.Storage)
         task, thread = cute.arch.block_idx()[0], cute.arch.thread_idx()[0]
-        rest = (length, norm_len, shift, storage.floats.data_ptr(), task, thread)
+        rest = (length, norm_len, shift, storage.floats.data_ptr(), task, thread, self.role.items)
         self.role.work(mZ, mW1, mB1, mFreq, mOperand, mK, *rest)
 
 

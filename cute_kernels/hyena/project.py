@@ -22,6 +22,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 from cute_kernels.device.copy import load, store_if
 from cute_kernels.device.math import select
+from cute_kernels.device.pin import block_again, pin
 from cute_kernels.device.product import row_product
 from cute_kernels.hyena import numerics
 from cute_kernels.hyena.arguments import compact, operand_type
@@ -48,6 +49,7 @@ class ProjectKernel:
         self.pieces = c.parts * self.k_tiles  # of the tokens' operand
         self.columns = c.tile + HALO
         self.scale = numerics.normalised_scale(c.width)
+        self.share = -(-self.filter.items // (1 + c.warps // 4))  # of the filter's last layer, where all do it
         self.engine = row_product(
             arch, self.columns, self.k_tiles, c.parts, self.dtype, c.warps // 4, c.depth, BARRIER, GROUP_BARRIER
         )
@@ -109,6 +111,7 @@ class ProjectKernel:
             full: cute.struct.MemRange[cutlass.Int64, c.boxes]
             empty: cute.struct.MemRange[cutlass.Int64, c.boxes]
             done: cute.struct.MemRange[cutlass.Int64, self.engine.barriers]
+            ready: cute.struct.MemRange[cutlass.Int64, 1]
             address: cute.struct.MemRange[I32, self.engine.words]
             sFilter: cute.struct.Align[cute.struct.MemRange[F32, c.filter.shared_floats], 16]
             sW: cute.struct.Align[cute.struct.MemRange[self.dtype, c.stages * c.stage_rows * K_TILE], 1024]
@@ -185,12 +188,14 @@ class ProjectKernel:
         sW = storage.sW.get_tensor(w_layout, swizzle=x_layout.inner)  # (64, 64, stages * parts)
         full, empty = storage.full.data_ptr(), storage.empty.data_ptr()  # barriers of the boxes
         done, address = storage.done.data_ptr(), storage.address.data_ptr()  # the product's
+        ready, sFilter = storage.ready.data_ptr(), storage.sFilter.data_ptr()  # the filter's
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         block, blocks = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
         if cute.arch.thread_idx()[0] == 0:
             for i in cutlass.range_constexpr(c.boxes):
                 cute.arch.mbarrier_init(full + i, 1)
                 cute.arch.mbarrier_init(empty + i, self.engine.releases)
+            cute.arch.mbarrier_init(ready, c.filter_warps)
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
         if beside == 0:  # or the launch in front has waited for what x and the weights come from
@@ -215,13 +220,22 @@ class ProjectKernel:
                 else:
                     self.walk(False, mG, *rest, warp)
                 self.engine.end(address)
+            if cutlass.const_expr(self.filter.items > 1):
+                tasks, own = self.share_of_filter(pin(run), pin(conv_length))
+                block = block_again()
+                if beside != 0 and own < self.filter.items and block < tasks:
+                    self.filter.help(
+                        *(mFo, mK, conv_length, shift, sFilter, block, cute.arch.thread_idx()[0] % 128),
+                        *(self.share, (warp // 4 + 1) * self.share, ready),
+                    )
         elif warp < c.warps + c.filter_warps:
             if beside != 0:
                 thread = cute.arch.thread_idx()[0] - c.threads
-                for task in cutlass.range(block, self.filter.tasks(conv_length), blocks, unroll=1):
+                tasks, own = self.share_of_filter(run, conv_length)
+                for task in cutlass.range(block, tasks, blocks, unroll=1):
                     self.filter.work(
-                        *(mZ, mF1, mFb1, mFreq, mFo, mK, conv_length, norm_len, shift),
-                        *(storage.sFilter.data_ptr(), task, thread),
+                        *(mZ, mF1, mFb1, mFreq, mFo, mK, conv_length, norm_len, shift, sFilter, task, thread),
+                        *((own, ready) if cutlass.const_expr(self.filter.items > 1) else (1, None)),
                     )
         elif warp == c.warps + c.filter_warps:
             if index >= 0:
@@ -236,6 +250,17 @@ class ProjectKernel:
             unit = block * count + warp - (c.warps + c.filter_warps + 1)
             for i in cutlass.range(unit, self.weights.units, blocks * count, unroll=1):
                 self.weights.work(mWo, mW1, mW2, mWoT, mW1T, mW2T, mSo, mS1, mS2, mNorm1, i, cute.arch.lane_idx())
+
+    @cute.jit
+    def share_of_filter(self, run: I32, conv_length: I32):
+        """Tasks of the filter, and the last layer's items that a warpgroup does: who multiplies helps the filter then,
+        if that takes longer."""
+        c = self.config
+        tasks, items = self.filter.tasks(conv_length), self.filter.items
+        own = I32(items)
+        if tasks <= cute.arch.grid_dim()[0] and (run < c.slabs or c.positions == 32):
+            own = I32(self.share)
+        return tasks, own
 
     @cute.jit
     def position(self, tile: I32, conv_length: I32):
@@ -367,7 +392,7 @@ class ProjectKernel:
                 self.load_records(mRecords, record, slab * (3 * c.channels), records, active)
             self.engine.multiply(mma, acc, total, fA, fB, full, empty, done, slab - first, slab + 1 == last, joined)
             if cutlass.const_expr(c.parts == 2):
-                self.load_records(mRecords, record, slab * (3 * c.channels), records, active)
+                self.load_records(mRecords, record, pin(slab) * (3 * c.channels), records, active)
             if active:
                 self.finish(of_x0, total, record, mOut, b, slab * c.channels + channel, t0, conv_length, lane)
 

@@ -130,7 +130,7 @@ def test_same_bits_for_any_division(arch):
     inputs = hyena_inputs.stress(2, 70, width=128, inner=128)
     results = [
         project(inputs, kernel_for("high", channels=channels, tile=tile), sm_count, arch=arch)[0]
-        for channels, tile, sm_count in ((32, 32, 100), (32, 32, 1), (64, 32, 12), (32, 80, 5))
+        for channels, tile, sm_count in ((32, 32, 100), (32, 32, 1), (64, 32, 12), (32, 64, 5))
     ]
     for made in results[1:]:
         assert torch.equal(made.g[..., :70], results[0].g[..., :70])
@@ -181,7 +181,7 @@ def test_choice(precision, batch, length):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", Precision.NAMES)
-@pytest.mark.parametrize("channels, tile", [(32, 16), (32, 32), (64, 48), (64, 64), (64, 80)])
+@pytest.mark.parametrize("channels, tile", [(32, 16), (32, 32), (64, 48), (64, 64)])
 def test_on_a_gpu(precision, channels, tile):
     """At lengths that divide into nothing: right, and the same bits every time."""
     batch, length, width = 3, 2053, 256
