@@ -75,7 +75,7 @@ def transposed(width, channels, tile, precision):
             (256, 32, 32),
             (256, 64, 64),
             (128, 32, 64),
-            (192, 64, 80),
+            (192, 64, 48),
         ],
         "precision": ["high", "highest"],
         "sm_count": [1, 24],
