@@ -26,7 +26,7 @@ def test_converted_once():
     count = len(current.held_tensors)
     assert w.held(current) is first
     assert len(current.held_tensors) == count
-    assert [len(first[0]), len(first[2])] == [len((*w.project, *w.filter, *w.matrices)), len(w.finish)]
+    assert [len(first[0]), len(first[2])] == [len((*w.filter, *w.matrices)), len(w.finish)]
 
 
 def test_converted_again_for_another_backend():

@@ -13,7 +13,7 @@ def test_pieces_share_a_buffer_and_nothing_else(parts):
     views = constants.views(buffer, 13)
     assert list(views)[-1] == "k"
     assert views["k"].shape == (64, pitch(13)) == (64, 16)
-    assert len(views) == (8 if parts else 1)
+    assert len(views) == (11 if parts else 1)
     for number, t in enumerate(views.values()):
         assert t.is_contiguous()
         assert (t.data_ptr() - buffer.data_ptr()) % (4 * ALIGNMENT) == 0
