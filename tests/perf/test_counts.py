@@ -10,5 +10,5 @@ def test_segsum_does_the_least_matrix_work_and_writes_its_bytes(arch):
     assert one["mma"] == by_name["1x1"].mma
     assert eight["mma"] == by_name["1x8"].mma
     assert one["l2_bytes"] >= by_name["1x1"].bytes
-    assert (one["launches"], eight["launches"]) == (1, 2)
-    assert eight["instructions"] < 8 * one["instructions"]  # scans that are made once
+    assert one["launches"] == eight["launches"] == 1
+    assert eight["instructions"] < 8 * one["instructions"]  # larger tiles, fewer scans
