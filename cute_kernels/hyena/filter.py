@@ -77,7 +77,7 @@ class FilterRole:
         length: I32,
         norm_len: I32,
         shift: F32,
-        sFloats: cute.Pointer,  # the config's `shared_floats`, 16-byte aligned
+        sFloats: cute.Pointer,  # the config's `shared_floats`, 128-byte aligned
         task: I32,
         thread: I32,
         own: I32,  # of the last layer's items of 64 channels, the first ones; others do the rest with `help`
@@ -489,7 +489,7 @@ class FilterKernel:
     ):
         @cute.struct
         class Storage:
-            floats: cute.struct.Align[cute.struct.MemRange[F32, self.role.config.shared_floats], 16]
+            floats: cute.struct.Align[cute.struct.MemRange[F32, self.role.config.shared_floats], 128]
 
         self.Storage = Storage
         self.convert.set_name_prefix("hyena_filter_weights", remove_cutlass_symbol=True, keep_mangled_name=False)

@@ -113,7 +113,8 @@ class ProjectKernel:
             done: cute.struct.MemRange[cutlass.Int64, self.engine.barriers]
             ready: cute.struct.MemRange[cutlass.Int64, 1]
             address: cute.struct.MemRange[I32, self.engine.words]
-            sFilter: cute.struct.Align[cute.struct.MemRange[F32, c.filter.shared_floats], 16]
+            # 128: bulk copies to less aligned places are slower.
+            sFilter: cute.struct.Align[cute.struct.MemRange[F32, c.filter.shared_floats], 128]
             sW: cute.struct.Align[cute.struct.MemRange[self.dtype, c.stages * c.stage_rows * K_TILE], 1024]
             sX: cute.struct.Align[cute.struct.MemRange[self.dtype, cute.cosize(x_layout)], 1024]
 
