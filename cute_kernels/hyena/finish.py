@@ -183,7 +183,6 @@ class FinishKernel:
                 if cutlass.const_expr(not c.operands_older):
                     cute.arch.griddepcontrol_wait()
                 self.stream.produce(ring, wg, ((atomWo, tWo), (atomW1, tW1), (atomW2, tW2)), sBox)
-            cute.arch.sync_threads()
         else:
             cute.arch.setmaxregister_increase(240)
             self.consume(
@@ -364,7 +363,7 @@ class FinishKernel:
             rows.read_rows(sRows, kept, wg * c.half, tidx)
         else:
             rows.load_pairs(mOut, kept, token0, pair0, tidx)
-        cute.arch.sync_threads()  # the other warps came here long ago
+        rows.sync()
         self.stream.end(address)
         cute.autovec_copy(sWhole[None, thread, None, 1 - wg], other)
         mine.store(mine.load() + other.load())
