@@ -228,7 +228,7 @@ def mix() -> None:
 
 
 # channels of a block, tokens of a tile, blocks that share the conversion of in_proj
-PROJECT = [(32, 16, 1), (32, 32, 1), (32, 32, 2), (64, 48, 2), (64, 64, 1), (64, 64, 2)]
+PROJECT = [(channels, tile) for channels in (32, 64) for tile in Project.TILES]
 PROJECT_CHECKED = typer.Option(["1x131", "4x541", "2x1024"], help="Batch x length to check.")
 PROJECT_TIMED = typer.Option(
     ["1x131", "1x256", "1x512", "1x1024", "1x2048", "4x541", "1x4096", "2x4096", "8x997", "32x256"],
@@ -242,12 +242,12 @@ def project_kernels(precision: str, batch: int, length: int) -> dict[str, Projec
     sm_count = torch.cuda.get_device_properties(device).multi_processor_count
     default = Project.for_shape(chosen, D, D_INNER, batch, length, sm_count, 5, "reshape", True, False)
     kernels = {"default": default}
-    for channels, tile, team in PROJECT:
+    for channels, tile in PROJECT:
         if channels == 64 and default.parts == 2:
             continue
-        kernel = dataclasses.replace(default, channels=channels, tile=tile, team=team)
-        if kernel.fits and kernel.division(batch, length, sm_count)[0] <= 16:
-            kernels[f"{channels} channels, tile {tile}, team {team}"] = kernel
+        kernel = dataclasses.replace(default, channels=channels, tile=tile)
+        if kernel.fits:
+            kernels[f"{channels} channels, tile {tile}"] = kernel
     return kernels
 
 

@@ -88,8 +88,8 @@ def hyena_block(
             `torch.backends.cuda.matmul.fp32_precision` first. The filter is always made in fp32.
         out: A contiguous, 16-byte aligned tensor to write to, which overlaps no input. Not differentiable.
 
-    On a GPU: D and d_inner multiples of 64, D from 64 to 1024, order 64. D = 128 and 256 on Hopper run on kernels,
-    other widths, and Blackwell, use PyTorch for most stages and are slower. CPU tensors of any size run through plain
+    On a GPU: D and d_inner multiples of 64, D from 64 to 1024, order 64. D = 128 and 256 run on kernels
+    alone, other widths use PyTorch for some stages and are slower. CPU tensors of any size run through plain
     PyTorch. Any B and L, 0 included. Any object with `__dlpack__` is accepted as x. Under autocast the block computes
     in fp32. Gradients reach x, all weights and z: the backward recomputes the block in PyTorch, in fp32, and is slow;
     there are none through prepared weights.

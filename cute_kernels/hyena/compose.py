@@ -1,6 +1,6 @@
 """The block put together from its stages: those that have a kernel for a problem, and PyTorch for the others.
 
-On a CPU no stage has one, and this is the block in plain PyTorch. Where every stage has one, they are three launches.
+On a CPU no stage has one, and this is the block in plain PyTorch. Where every stage has one, they are four launches of three host functions.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def finish_kernel(problem: HyenaProblem, precision: str, tokens: int, sm_count: 
 
 @dataclass(frozen=True)
 class Launches:
-    """The block in three launches, where every stage has a kernel."""
+    """The block in three host functions, where every stage has a kernel."""
 
     project: ProjectLaunch
     mix: MixLaunch
@@ -192,7 +192,7 @@ class Composition:
         return out
 
     def launcher(self) -> Callable[[Tensor, stages.Arguments, Tensor | None, Tensor | None], Tensor]:
-        """`run` in three launches, with all that is the same for every call found before."""
+        """`run` by three host functions, with all that is the same for every call found before."""
         current, device = backend.current(), self.device
         project, mix, finish = (current.function(kernel, device) for kernel in vars(self.launches).values())
         b, lf = self.batch, self.conv_length

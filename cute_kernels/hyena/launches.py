@@ -1,4 +1,4 @@
-"""The block's three launches on its buffers: host functions that find the kernels' tensors there.
+"""The block's launches on its buffers: three host functions that find the kernels' tensors there.
 
 A view made in Python takes a microsecond, and a call would need a dozen.
 """

@@ -14,7 +14,7 @@ MAX_HEADS_OF_GROUPS = 128  # in a task of several groups: what fits in shared me
 PIECE = 64  # columns of one product
 SHARED_BYTES = 226 << 10  # of a block
 BLOCK = 16  # neighbouring columns whose elements of L and M go through the same row, whatever the tiles: the last
-MOST_IN_ONE_LAUNCH = 32  # chunks of 16 heads and 256 steps: beyond, scans that are made once cost less
+MOST_IN_ONE_LAUNCH = 12  # chunks of 16 heads and 256 steps: beyond, scans that are made once cost less
 MOST_PER_GROUP = 16  # and where G is not repeated for every head
 MOST_HEADS_IN_ONE_LAUNCH = 16  # more were not measured
 ONE_LAUNCH = (  # up to so many of them: rows of a tile, blocks of a cluster, threads, zeros before dt
@@ -23,8 +23,8 @@ ONE_LAUNCH = (  # up to so many of them: rows of a tile, blocks of a cluster, th
     (3, 16, 4, 512, False),
     (4, 16, 2, 512, False),
     (6, 16, 4, 512, False),  # where two blocks of the next kind would share a few of the SMs
-    (MOST_IN_ONE_LAUNCH, 16, 2, 512, False),
-    (MOST_IN_ONE_LAUNCH, 16, 4, 512, False),
+    (MOST_PER_GROUP, 16, 2, 512, False),
+    (MOST_PER_GROUP, 16, 4, 512, False),
 )
 MOST_OF_GROUPS = 4  # chunks in one launch where there are several groups: a product is taken apart by them
 
