@@ -7,9 +7,9 @@ rows of every product and positions its columns. A warp has 16 rows at a time. W
 the threads' registers (`filter_weights.py`), and ahead of time, so that a turn is what depends on the turn before it:
 the activations' operand, the products, sines, stores. Activations go from layer to layer through shared memory.
 
-Other warpgroups may `help` one in the last layer. Of two that have it all each has half of the first layer's positions, one the second layer and the other the third, and then
-every other 64 channels. Layers, and the last one's rows 64 at a time, are turns of one loop: code that is executed once
-is fetched more slowly than it is executed.
+Other warpgroups may `help` one in the last layer. Of two that have it all each has half of the first layer's
+positions, one the second layer and the other the third, and then every other 64 channels. Layers, and the last one's
+rows 64 at a time, are turns of one loop: code that is executed once is fetched more slowly than it is executed.
 """
 
 from __future__ import annotations

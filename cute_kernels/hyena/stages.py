@@ -38,7 +38,7 @@ class Arguments(dict):
     _held: tuple[backend.Backend | None, Addresses | None, tuple] = None, None, ()
 
     def held(self, current: backend.Backend) -> tuple[tuple, Any, tuple]:
-        """Those of the three launches, as `current` passes them at the least cost."""
+        """Those of the three host functions, as `current` passes them at the least cost."""
         known, addresses, arguments = self._held
         if known is not current or not addresses.hold():
             hold = current.held
