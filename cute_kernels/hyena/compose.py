@@ -1,6 +1,7 @@
 """The block put together from its stages: those that have a kernel for a problem, and PyTorch for the others.
 
-On a CPU no stage has one, and this is the block in plain PyTorch. Where every stage has one, they are four launches of three host functions.
+On a CPU no stage has one, and this is the block in plain PyTorch. Where every stage has one, they are four launches of
+three host functions.
 """
 
 from __future__ import annotations
