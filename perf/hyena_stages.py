@@ -227,7 +227,7 @@ def mix() -> None:
         print(f"mix {batch}x{length}: {us['ours']:.1f} us, in a row {in_a_row:.1f}, cuFFT {us['fft']:.1f}", flush=True)
 
 
-# channels of a block, tokens of a tile, blocks that share the conversion of in_proj
+# channels of a slab, tokens of a tile
 PROJECT = [(channels, tile) for channels in (32, 64) for tile in Project.TILES]
 PROJECT_CHECKED = typer.Option(["1x131", "4x541", "2x1024"], help="Batch x length to check.")
 PROJECT_TIMED = typer.Option(
