@@ -51,8 +51,9 @@ FIRST = 8  # of up to six named barriers
 class FilterRole:
     """The work of one or two warpgroups, in a kernel of their own or beside other roles of one."""
 
-    def __init__(self, config: Filter):
-        self.config = config
+    def __init__(self, config: Filter, spare: bool = True):
+        """`spare`: registers, for a few instructions more."""
+        self.config, self.spare = config, spare
         bands = (config.emb_dim - 1) // 2
         self.frequencies = [float(f) for f in np.linspace(1e-4, bands - 1, bands, dtype=np.float32)]
 
@@ -248,7 +249,8 @@ class FilterRole:
                     meet(FIRST, c.threads)
                 elif item == 3 and group == 1:
                     meet(FIRST + 1, GROUP)
-                own = pin(thread)  # made again what a register would hold for the next turn
+                # made again what a register would hold for the next turn
+                own = pin(thread) if cutlass.const_expr(self.spare) else thread
                 channel = channel0 + ORDER * (item - 2) + row_of(own)
                 for first in cutlass.range(0, c.tile, 8, unroll=1):
                     self.product(sums, weights, sH[None, None, None, 0], first, lane)

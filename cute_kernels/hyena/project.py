@@ -42,13 +42,16 @@ GROUP_BARRIER = 3  # of the first warpgroup, the next ones follow
 class ProjectKernel:
     def __init__(self, config: Project, arch: str):
         self.config = c = config
-        self.filter, self.weights = FilterRole(c.filter), WeightsRole(c.weights)
+        self.filter, self.weights = FilterRole(c.filter, spare=arch == "sm_90a"), WeightsRole(c.weights)
         self.in_proj = InProjKernel(c.weights, c.filter)
         self.dtype = operand_type(c.dtype)
         self.k_tiles = c.width // K_TILE
         self.pieces = c.parts * self.k_tiles  # of the tokens' operand
         self.columns = c.tile + HALO
         self.scale = numerics.normalised_scale(c.width)
+        # Blackwell's code would spill, and whether blocks lie beside each other there is not known.
+        threads = 32 * (c.warps + c.filter_warps + c.other_warps)
+        self.register_threads = c.register_threads if arch == "sm_90a" else threads
         self.share = -(-self.filter.items // (1 + c.warps // 4))  # of the filter's last layer, where all do it
         self.engine = row_product(
             arch, self.columns, self.k_tiles, c.parts, self.dtype, c.warps // 4, c.depth, BARRIER, GROUP_BARRIER
@@ -138,7 +141,7 @@ class ProjectKernel:
             block=(32 * (c.warps + c.filter_warps + c.other_warps), 1, 1),
             stream=stream,
             use_pdl=True,
-            max_number_threads=[c.register_threads, 1, 1],
+            max_number_threads=[self.register_threads, 1, 1],
         )
 
     @cute.kernel
