@@ -55,12 +55,6 @@ def prefetch_evict_last(gX: cute.Tensor, num_bytes: cutlass.Constexpr):  # conti
     )
 
 
-@cute.jit
-def prefetch(start: cute.Pointer, num_bytes: Int32):
-    """Brings global memory to the L2 cache: 16 bytes or a multiple, aligned as much."""
-    cute.arch.inline_ptx("cp.async.bulk.prefetch.L2.global [{$r0}], {$r1};", read_only_args=[start, Int32(num_bytes)])
-
-
 @dsl_user_op
 def load(target: Pointer, source: Pointer, num_bytes: Int32, mbar: Pointer, *, loc=None, ip=None) -> None:
     """Starts a copy of global memory to shared memory, which completes ``num_bytes`` on ``mbar``: 16 bytes or a

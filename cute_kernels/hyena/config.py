@@ -587,6 +587,10 @@ class Project(HyenaKernel):
         return 32 * self.warps
 
     @property
+    def block_threads(self) -> int:
+        return 32 * (self.warps + self.filter_warps + self.other_warps)
+
+    @property
     def light(self) -> bool:
         """A thread does with so few registers that a block fits beside those of the launch in front."""
         return self.tile <= (64 if self.channels == 64 else 32)
@@ -595,8 +599,7 @@ class Project(HyenaKernel):
     def register_threads(self) -> int:
         """Threads of a block as which its registers are counted, so that the compiler uses fewer: 80 for each of 20
         warps, or 96 for each of 16."""
-        threads = 32 * (self.warps + self.filter_warps + self.other_warps)
-        return threads + 128 if self.light else threads
+        return self.block_threads + 128 if self.light else self.block_threads
 
     @property
     def filter_warps(self) -> int:

@@ -250,13 +250,13 @@ class FilterRole:
                 elif item == 3 and group == 1:
                     meet(FIRST + 1, GROUP)
                 # made again what a register would hold for the next turn
-                own = pin(thread) if cutlass.const_expr(self.spare) else thread
-                channel = channel0 + ORDER * (item - 2) + row_of(own)
+                again = pin(thread) if cutlass.const_expr(self.spare) else thread
+                channel = channel0 + ORDER * (item - 2) + row_of(again)
                 for first in cutlass.range(0, c.tile, 8, unroll=1):
                     self.product(sums, weights, sH[None, None, None, 0], first, lane)
                     if first == c.tile - 8:
                         self.take_words(weights, sAhead, full, n, turns, lane)
-                    self.store(sums, constants, mK, sTime, channel, t0, first, length, reciprocal, shift, own % 32)
+                    self.store(sums, constants, mK, sTime, channel, t0, first, length, reciprocal, shift, again % 32)
             if n + 1 < turns:
                 take_records(constants, sAhead + cute.assume(n % c.slots * UNIT, divby=4), lane)
                 if n + 1 + c.slots < turns:

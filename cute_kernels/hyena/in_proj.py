@@ -59,7 +59,7 @@ class InProjKernel:
         """`tensors` are those of __call__, `of_filter` those that FilterWeightsRole.work takes."""
         blocks = self.blocks + (self.filter.units // WARPS if self.filter else 0)
         self.kernel.set_name_prefix("hyena_in_proj", remove_cutlass_symbol=True, keep_mangled_name=False)
-        self.kernel(*tensors, of_filter).launch(
+        self.kernel(tensors, of_filter).launch(
             grid=(blocks, 1, 1),
             block=(32 * WARPS, 1, 1),
             stream=stream,
@@ -67,41 +67,18 @@ class InProjKernel:
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        mNw: cute.Tensor,
-        mNb: cute.Tensor,
-        mW: cute.Tensor,
-        mB: cute.Tensor,
-        mTaps: cute.Tensor,
-        mTb: cute.Tensor,
-        mWT: cute.Tensor,
-        mRecords: cute.Tensor,
-        of_filter: tuple | None,
-    ):
+    def kernel(self, tensors: tuple, of_filter: tuple | None):
         cute.arch.griddepcontrol_launch_dependents()
         block, lane = cute.arch.block_idx()[0], cute.arch.lane_idx()
         if block < self.blocks:
             thread = block * (32 * WARPS) + cute.arch.thread_idx()[0]
-            self.convert_row(mNw, mNb, mW, mB, mTaps, mTb, mWT, mRecords, thread // LANES, lane)
+            self.convert_row(*tensors, thread // LANES, lane)
         elif cutlass.const_expr(self.filter is not None):
             unit = (block - self.blocks) * WARPS + cute.arch.make_warp_uniform(cute.arch.warp_idx())
             self.filter.work(*of_filter, unit, lane)
 
     @cute.jit
-    def convert_row(
-        self,
-        mNw: cute.Tensor,
-        mNb: cute.Tensor,
-        mW: cute.Tensor,
-        mB: cute.Tensor,
-        mTaps: cute.Tensor,
-        mTb: cute.Tensor,
-        mWT: cute.Tensor,
-        mRecords: cute.Tensor,
-        record: I32,
-        lane: I32,
-    ):
+    def convert_row(self, mNw, mNb, mW, mB, mTaps, mTb, mWT, mRecords, record, lane):
         """One row, by 16 neighbouring threads."""
         c = self.config
         d, parts = c.width, c.parts

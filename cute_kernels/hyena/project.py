@@ -50,8 +50,7 @@ class ProjectKernel:
         self.columns = c.tile + HALO
         self.scale = numerics.normalised_scale(c.width)
         # Blackwell's code would spill, and whether blocks lie beside each other there is not known.
-        threads = 32 * (c.warps + c.filter_warps + c.other_warps)
-        self.register_threads = c.register_threads if arch == "sm_90a" else threads
+        self.register_threads = c.register_threads if arch == "sm_90a" else c.block_threads
         self.share = -(-self.filter.items // (1 + c.warps // 4))  # of the filter's last layer, where all do it
         self.engine = row_product(
             arch, self.columns, self.k_tiles, c.parts, self.dtype, c.warps // 4, c.depth, BARRIER, GROUP_BARRIER
@@ -138,7 +137,7 @@ class ProjectKernel:
             *(self.engine.tiled_mma(), self.engine.tiled_mma(), x_layout),
         ).launch(
             grid=(cutlass.max(with_tokens, blocks), 1, 1),
-            block=(32 * (c.warps + c.filter_warps + c.other_warps), 1, 1),
+            block=(c.block_threads, 1, 1),
             stream=stream,
             use_pdl=True,
             max_number_threads=[self.register_threads, 1, 1],
@@ -282,7 +281,7 @@ class ProjectKernel:
         x0, others = GRANULE * c.parts, 2 * GRANULE * c.parts  # rows of a granule's piece
         rows = ((c.x0_rows, x0, 0), *((others, others, x0) for _ in range(granules)))  # of boxes; see below
         for n in cutlass.range(last - first, unroll=1):
-            start = I32(0)  # row of a stage
+            start = 0  # row of a stage
             for group, (count, step, skipped) in enumerate(rows):
                 box, phase = self.engine.box(n, group)
                 for k in cutlass.range_constexpr(self.k_tiles):
