@@ -359,21 +359,21 @@ class FilterRole:
         p = first + lane % 4 * 2
         t = t0 + p
         cute.autovec_copy(cute.local_tile(sTime, (2,), (p // 2,)), times)
+        pitch = I32(mK.stride[0])
+        if cutlass.const_expr(c.layout == "transpose"):
+            start = pin(channel * pitch + t)  # of the first row; unpinned, a register of either row counts along
         for r in cutlass.range_constexpr(2):
             values = cute.make_rmem_tensor(2, F32)
             for i in cutlass.range_constexpr(2):
                 window = cute.math.exp2(times[i] * constants[r, 2], fastmath=True) + shift
                 values[i] = cute.math.fma(sums[2 * r + i], window * constants[r, 0], constants[r, 1])
-            d = channel + 8 * r
-            if cutlass.const_expr(c.layout == "reshape"):
-                for i in cutlass.range_constexpr(2):
-                    quotient, rest = divided((t + i) * c.width + d, length, reciprocal)
-                    at = (quotient * I32(mK.stride[0]) + rest).to(U32)  # less than 2^32 elements
-                    store_one_if(t + i < length, values[i], mK.iterator + at.to(I64))
-            elif t + 1 < length:
-                cute.autovec_copy(values, cute.local_tile(mK[d, None], (2,), (t // 2,)))
-            elif t < length:
-                mK[d, t] = values[0]
+            for i in cutlass.range_constexpr(2):
+                if cutlass.const_expr(c.layout == "reshape"):
+                    quotient, rest = divided((t + i) * c.width + channel + 8 * r, length, reciprocal)
+                    at = quotient * pitch + rest
+                else:
+                    at = start + (8 * r * pitch + i)
+                store_one_if(t + i < length, values[i], mK.iterator + at.to(U32).to(I64))  # less than 2^32 elements
 
     @cute.jit
     def positions(self, mZ, sZ, sTime, t0, length, norm_len, thread):

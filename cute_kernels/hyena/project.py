@@ -365,23 +365,18 @@ class ProjectKernel:
         c = self.config
         tidx = cute.arch.thread_idx()[0]
         lane = tidx % 32
-        # This thread's one or two rows of the product, and the channel of the first.
-        row, channel = 16 * (warp % 4) + lane // 4, 8 * (warp % 4) + lane // 4
         joined = of_x0 and c.parts == 2  # both parts of a channel of x0, and not two channels
-        if cutlass.const_expr(of_x0):
-            rows = (channel,) if joined else (row, row + 8)
-            channel = rows[0]
-            # Records lie granule by granule, as if each had three rows a channel.
-            records = [r // GRANULE * (3 * GRANULE) + r % GRANULE for r in rows]
-            row0 = I32(0)  # the first row of the warpgroup's M tile
-        else:
-            group = warp // 4 - 1
-            channel += GRANULE * group
-            records = [group * (3 * GRANULE) + GRANULE + r for r in (row, row + 8)]
-            row0 = c.x0_rows + 64 * group
+        # The first of this thread's rows of the product, its channel, and the warpgroup's M tile's first row.
+        row, channel, row0 = 16 * (warp % 4) + lane // 4, 8 * (warp % 4) + lane // 4, I32(0)
+        rows = self.record_rows(of_x0, joined, warp, lane)
+        if cutlass.const_expr(not of_x0):
+            channel += GRANULE * (warp // 4 - 1)
+            row0 = c.x0_rows + 64 * (warp // 4 - 1)
+        elif cutlass.const_expr(not joined):
+            channel = row
         # With 32 channels and one part x0's rows are there twice.
         active = True if cutlass.const_expr(joined or not of_x0) else 16 * (warp % 4) < c.channels
-        record = cute.make_rmem_tensor((RECORD, len(records)), F32)
+        record = cute.make_rmem_tensor((RECORD, len(rows)), F32)
         record.fill(0.0)
 
         slice_ = self.engine.slice(mma_new, tidx % 128)
@@ -392,12 +387,22 @@ class ProjectKernel:
         mma = (mma_new, mma_add)
         for slab in cutlass.range(first, last, unroll=1):
             if cutlass.const_expr(c.parts == 1):  # with two parts registers do not last for them
-                self.load_records(mRecords, record, slab * (3 * c.channels), records, active)
+                self.load_records(mRecords, record, slab * (3 * c.channels), rows, active)
             self.engine.multiply(mma, acc, total, fA, fB, full, empty, done, slab - first, slab + 1 == last, joined)
             if cutlass.const_expr(c.parts == 2):
-                self.load_records(mRecords, record, pin(slab) * (3 * c.channels), records, active)
+                rows = self.record_rows(of_x0, joined, warp, pin(lane))
+                self.load_records(mRecords, record, pin(slab) * (3 * c.channels), rows, active)
             if active:
                 self.finish(of_x0, total, record, mOut, b, slab * c.channels + channel, t0, conv_length, lane)
+
+    def record_rows(self, of_x0, joined, warp, lane):
+        """Where the records of this thread's one or two rows of a product lie, in rows from a slab's first."""
+        row = 16 * (warp % 4) + lane // 4
+        if not of_x0:
+            return [(warp // 4 - 1) * (3 * GRANULE) + GRANULE + r for r in (row, row + 8)]
+        rows = (8 * (warp % 4) + lane // 4,) if joined else (row, row + 8)
+        # Granule by granule, as if each had three rows a channel.
+        return [r // GRANULE * (3 * GRANULE) + r % GRANULE for r in rows]
 
     @cute.jit
     def load_records(self, mRecords, record, first, rows, active):
