@@ -100,6 +100,13 @@ def as_tensor(operator: str, name: str, x: Any) -> Tensor:
         raise ValueError(f"{operator}: {name} ({type(x).__qualname__}) can't be read through DLPack: {e}") from e
 
 
+def as_output(operator: str, name: str, x: Any) -> Tensor:
+    """The same of what will be written to: a read-only array passes through DLPack without a word."""
+    if not isinstance(x, Tensor) and not getattr(getattr(x, "flags", None), "writeable", True):
+        raise wrong(operator, name, "a read-only array", "writable")
+    return as_tensor(operator, name, x)
+
+
 def check_output(
     operator: str,
     name: str,
@@ -112,6 +119,8 @@ def check_output(
     """ValueError where a given output has the wrong shape, type, device or layout. Reads metadata alone."""
     if x.dtype is dtype and x.shape == shape and x.device == device and x.is_contiguous() and not x.is_neg():
         return
+    if x.layout != torch.strided:
+        raise wrong(operator, name, f"a {x.layout} tensor", "a strided tensor")
     if x.shape != shape:
         raise wrong(operator, name, f"of shape {list(x.shape)}", f"{list(shape)}")
     if x.dtype is not dtype:
@@ -179,6 +188,6 @@ def given_output(
     like: str,  # the argument whose device it is
 ) -> Tensor:
     """The tensor given as `out`. ValueError where its metadata are wrong."""
-    out = as_tensor(operator, "out", out)
+    out = as_output(operator, "out", out)
     check_output(operator, "out", out, shape, dtype, device, like)
     return out

@@ -34,6 +34,7 @@ from cute_kernels.runtime import backend, fresh
 from cute_kernels.runtime.kernel import Kernel
 
 INF = float("inf")
+_FP32_MAX = torch.finfo(torch.float32).max
 OPERATOR = "mamba_segsum"
 CHUNK_SIZES = (64, 128, 256)
 D_STATES = range(16, 257, 16)
@@ -115,7 +116,7 @@ def mamba_segsum(
             or B.requires_grad
             or C.requires_grad
             or (dt_bias is not None and dt_bias.requires_grad)
-            or (out is not None and _any_requires_grad(*out))
+            or (out is not None and _any_requires_grad(*(out := _as_outputs(out))))
         )
     ):
         return _through_dispatcher(dt, A_log, B, C, dt_bias, dt_limit, g_layout, out)
@@ -127,6 +128,7 @@ def _through_dispatcher(dt, A_log, B, C, dt_bias, dt_limit, g_layout, out) -> Se
     if not is_compiling():
         checks.refuse_tangents(OPERATOR, dt, A_log, B, C, dt_bias)
     dt_min, dt_max = _limits(dt_limit)
+    _check_g_layout(g_layout)
     args = (dt, A_log, B, C, dt_bias, dt_min, None if dt_max == INF else dt_max, g_layout)
     if out is None:
         return SegsumOutputs(*torch.ops.cute_kernels.mamba_segsum(*args))
@@ -187,51 +189,56 @@ def run(
     out: Sequence[Tensor] | None,
 ) -> SegsumOutputs:
     """The operator on plain tensors, below autograd."""
-    key = (
-        dt.shape,
-        dt.dtype,
-        dt.device,
-        A_log.shape,
-        A_log.dtype,
-        A_log.device,
-        B.shape,
-        B.stride(),
-        B.dtype,
-        B.device,
-        C.shape,
-        C.stride(),
-        C.dtype,
-        C.device,
-        None if dt_bias is None else (dt_bias.shape, dt_bias.dtype, dt_bias.device),
-        g_layout,
-        dt_limit,
-        backend.current(),
-    )
     try:
-        plan = _plans[key]
-    except (KeyError, TypeError):  # TypeError: a dt_limit that is a list
-        plan = _make_plan(dt, A_log, B, C, dt_bias, dt_limit, g_layout)
-        if type(dt_limit) is tuple and all(type(v) in (int, float) for v in dt_limit):
-            if len(_plans) >= _MAX_PLANS:
-                _plans.clear()
-            _plans[key] = plan
+        key = (
+            dt.shape,
+            dt.dtype,
+            dt.device,
+            A_log.shape,
+            A_log.dtype,
+            A_log.device,
+            B.shape,
+            B.stride(),
+            B.dtype,
+            B.device,
+            C.shape,
+            C.stride(),
+            C.dtype,
+            C.device,
+            None if dt_bias is None else (dt_bias.shape, dt_bias.dtype, dt_bias.device),
+            g_layout,
+            dt_limit,
+            backend.current(),
+        )
+        try:
+            plan = _plans[key]
+        except (KeyError, TypeError):  # TypeError: a dt_limit that is a list
+            plan = _make_plan(dt, A_log, B, C, dt_bias, dt_limit, g_layout)
+            if type(dt_limit) is tuple and all(type(v) in (int, float) for v in dt_limit):
+                if len(_plans) >= _MAX_PLANS:
+                    _plans.clear()
+                _plans[key] = plan
 
-    if plan.launch is None:
-        return _run_torch(plan, dt, A_log, B, C, dt_bias, g_layout, out)
-    if out is None:
-        out = SegsumOutputs(*plan.new())
-    else:
-        out = _checked_out(plan, out, dt, A_log, B, C, dt_bias)
-        increment_version(out)  # autograd can't see a kernel write
-    if plan.empty:
+        if plan.launch is None:
+            return _run_torch(plan, dt, A_log, B, C, dt_bias, g_layout, out)
+        if out is None:
+            out = SegsumOutputs(*plan.new())
+        else:
+            out = _checked_out(plan, out, dt, A_log, B, C, dt_bias)
+            increment_version(out)  # autograd can't see a kernel write
+        if plan.empty:
+            return out
+        if plan.may_be_negated:
+            dt, A_log, B, C = dt.resolve_neg(), A_log.resolve_neg(), B.resolve_neg(), C.resolve_neg()
+            dt_bias = None if dt_bias is None else dt_bias.resolve_neg()
+        if not plan.in_place or (B.data_ptr() | C.data_ptr()) & 15:
+            B, C = _readable(B, plan.B_strides), _readable(C, plan.C_strides)
+        plan.launch(dt, A_log, dt_bias, B, C, *out)
         return out
-    if plan.may_be_negated:
-        dt, A_log, B, C = dt.resolve_neg(), A_log.resolve_neg(), B.resolve_neg(), C.resolve_neg()
-        dt_bias = None if dt_bias is None else dt_bias.resolve_neg()
-    if not plan.in_place or (B.data_ptr() | C.data_ptr()) & 15:
-        B, C = _readable(B, plan.B_strides), _readable(C, plan.C_strides)
-    plan.launch(dt, A_log, dt_bias, B, C, *out)
-    return out
+    except RuntimeError:
+        # What a plan's key leaves out, nested and sparse tensors, fails where it is read.
+        check_inputs(dt, A_log, B, C, dt_bias, g_layout)
+        raise
 
 
 def _run_torch(plan: _Plan, dt, A_log, B, C, dt_bias, g_layout, out) -> SegsumOutputs:
@@ -423,8 +430,7 @@ def check_shape(
             raise _wrong(name, repr(value), "a positive int")
     if num_heads % n_groups:
         raise _wrong("n_groups", n_groups, f"a divisor of num_heads, {num_heads}")
-    if g_layout not in G_LAYOUTS:
-        raise _wrong("g_layout", repr(g_layout), " or ".join(map(repr, G_LAYOUTS)))
+    _check_g_layout(g_layout)
     problem = SegsumProblem(chunk_size, num_heads, n_groups, d_state, dtype, dt_dtype, A_dtype, bias_dtype, g_layout)
     check_supported(problem)
     return problem, checks.kernel_device(OPERATOR, device)
@@ -485,18 +491,25 @@ def _as_outputs(out: Sequence[Tensor]) -> SegsumOutputs:
     if isinstance(out, Tensor) or not isinstance(out, Sequence) or len(out) != len(SegsumOutputs._fields):
         was = f"{len(out)} items" if isinstance(out, Sequence) else type(out).__qualname__
         raise _wrong("out", was, "five tensors (L, G, M, A_cumsum, decay_states)")
-    return SegsumOutputs(*(_as_tensor(n, t) for n, t in zip(_OUT_NAMES, out, strict=True)))
+    return SegsumOutputs(*(checks.as_output(OPERATOR, n, t) for n, t in zip(_OUT_NAMES, out, strict=True)))
 
 
 def _limits(dt_limit: tuple[float, float]) -> tuple[float, float]:
     try:
-        dt_min, dt_max = dt_limit
-        dt_min, dt_max = float(dt_min), float(dt_max)
-    except (TypeError, ValueError):
+        if not isinstance(dt_limit, tuple | list):
+            raise TypeError
+        dt_min, dt_max = map(float, dt_limit)
+    except (TypeError, ValueError, OverflowError):
         raise _wrong("dt_limit", repr(dt_limit), "a pair of numbers (smallest, largest)") from None
-    if not (0 <= dt_min <= dt_max and dt_min < INF):
-        raise _wrong("dt_limit", (dt_min, dt_max), "(smallest, largest) with 0 <= smallest <= largest, smallest finite")
+    if not 0 <= dt_min <= min(dt_max, _FP32_MAX):
+        must = f"(smallest, largest) with 0 <= smallest <= largest, smallest at most {_FP32_MAX:.4g}"
+        raise _wrong("dt_limit", (dt_min, dt_max), must)
     return dt_min, dt_max
+
+
+def _check_g_layout(g_layout: str) -> None:
+    if not isinstance(g_layout, str) or g_layout not in G_LAYOUTS:
+        raise _wrong("g_layout", repr(g_layout), " or ".join(map(repr, G_LAYOUTS)))
 
 
 def check_inputs(
@@ -514,10 +527,10 @@ def check_inputs(
     ranks = {"dt": "[b, c, Q, H]", "A_log": "[H]", "dt_bias": "[H]", "B": "[b, c, Q, G, N]", "C": "[b, c, Q, G, N]"}
     for name, x in named.items():
         rank = ranks[name].count(",") + 1
+        if x.is_nested or x.layout != torch.strided:
+            raise _wrong(name, "a nested tensor" if x.is_nested else f"a {x.layout} tensor", "a strided tensor")
         if x.dim() != rank:
             raise _wrong(name, f"of shape {list(x.shape)}", f"{ranks[name]}, of rank {rank}")
-        if x.layout != torch.strided:
-            raise _wrong(name, f"a {x.layout} tensor", "a strided tensor")
         dtypes = OPERAND_DTYPES if name in ("B", "C") else STEP_DTYPES
         if x.dtype not in dtypes:
             raise _wrong(name, f"of type {dtype_name(x.dtype)}", checks.dtype_names(dtypes))
@@ -540,8 +553,7 @@ def check_inputs(
         raise _wrong("B", f"of shape {list(B.shape)}", f"[b, c, Q, G, N] with G a divisor of dt's {h} heads")
     if any(C.shape[k] != B.shape[k] for k in range(5)):
         raise _wrong("C", f"of shape {list(C.shape)}", f"{list(B.shape)} like B")
-    if g_layout not in G_LAYOUTS:
-        raise _wrong("g_layout", repr(g_layout), " or ".join(map(repr, G_LAYOUTS)))
+    _check_g_layout(g_layout)
     bias_dtype = None if dt_bias is None else dt_bias.dtype
     return SegsumProblem(q, h, g, n, B.dtype, dt.dtype, A_log.dtype, bias_dtype, g_layout)
 

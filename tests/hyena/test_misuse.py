@@ -83,6 +83,16 @@ def test_devices_that_are_none(operator, device):
     assert "device is " in why
 
 
+def test_outputs_that_are_read_only():
+    x, params, _ = make(length=5)
+    out = np.zeros(x.shape, np.float32)
+    out.setflags(write=False)
+    with pytest.raises(ValueError, match="out is a read-only array, but must be writable"):
+        block(x, params, out=out)
+    with pytest.raises(ValueError, match="out is a read-only array, but must be writable"):
+        cute_kernels.causal_long_conv(x, x[0], out=out)
+
+
 def test_outputs_that_negate_their_memory():
     x, params, _ = make(length=5)
     with pytest.raises(ValueError, match="out is a view that negates its memory"):

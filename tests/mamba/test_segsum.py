@@ -89,7 +89,15 @@ WRONG = {
     "limits infinite": ({"dt_limit": (INF, INF)}, "dt_limit"),
     "limits not a pair": ({"dt_limit": 1.0}, "dt_limit is 1.0, but must be a pair"),
     "limits of text": ({"dt_limit": ("a", "b")}, "dt_limit"),
+    "limits in a text": ({"dt_limit": "01"}, "dt_limit is '01', but must be a pair"),
+    "limits in a set": ({"dt_limit": {1, 2}}, "dt_limit is {1, 2}, but must be a pair"),
+    "limits no float": ({"dt_limit": (0, 10**400)}, "dt_limit is .* but must be a pair"),
+    "limits no fp32": ({"dt_limit": (1e39, 1e40)}, r"dt_limit is \(1e\+39, 1e\+40\), .* smallest at most 3.403e\+38"),
     "layout": ({"g_layout": "heads"}, "g_layout is 'heads', but must be 'per_head' or 'per_group'"),
+    "layout no text": ({"g_layout": None}, "g_layout is None, but must be 'per_head' or 'per_group'"),
+    "layout an array": ({"g_layout": np.array(["per_head"])}, "g_layout is array.* but must be 'per_head'"),
+    "out a number": ({"out": 3}, "out is int, but must be five tensors"),
+    "out read-only": ({"out": [np.broadcast_to(np.float32(0), 4)] * 5}, "out.L is a read-only array, but must be writ"),
     "out not five": ({"out": [torch.zeros(1)]}, "out is 1 items, but must be five tensors"),
     "out a tensor": ({"out": torch.zeros(5)}, "out is Tensor, but must be five tensors"),
 }
@@ -103,6 +111,31 @@ def test_wrong_argument(name, on, request):
     with pytest.raises(ValueError, match=f"mamba_segsum: {message}"):
         cute_kernels.mamba_segsum(**arguments(**changes))
     assert not calls
+
+
+@pytest.mark.parametrize("name", ["layout no text", "layout an array", "out a number"])
+def test_wrong_argument_with_gradients(name):
+    changes, message = WRONG[name]
+    with pytest.raises(ValueError, match=f"mamba_segsum: {message}"):
+        cute_kernels.mamba_segsum(**arguments(dt=make().dt.clone().requires_grad_(), **changes))
+
+
+@pytest.mark.parametrize("on", ["torch", "kernel"])
+@pytest.mark.parametrize("name", ["dt", "A_log", "B", "C", "dt_bias"])
+@pytest.mark.parametrize("layout", ["sparse_coo", "_mkldnn", "nested"])
+def test_memory_that_no_kernel_reads(layout, name, on, request):
+    """Behind a call with the same metadata, whose plan is kept."""
+    if on == "kernel":
+        request.getfixturevalue("launches")
+    x = arguments(dt=make().dt.float(), dt_bias=torch.zeros(4))
+    cute_kernels.mamba_segsum(**x)
+    make_it = {"sparse_coo": torch.Tensor.to_sparse, "_mkldnn": torch.Tensor.to_mkldnn, "nested": as_nested}[layout]
+    with pytest.raises(ValueError, match=f"{name} is a .*{layout} tensor, but must be a strided tensor"):
+        cute_kernels.mamba_segsum(**x | {name: make_it(x[name])})
+
+
+def as_nested(x):
+    return torch.nested.as_nested_tensor([x, x])
 
 
 @pytest.mark.parametrize("name", ["dt", "A_log", "B", "C", "dt_bias"])
