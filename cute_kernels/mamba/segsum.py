@@ -415,16 +415,14 @@ def check_shape(
         ("A_dtype", A_dtype, STEP_DTYPES),
         ("bias_dtype", bias_dtype, (*STEP_DTYPES, None)),
     ):
-        if value not in dtypes:
-            raise _wrong(name, value, " or ".join(map(str, dtypes)))
+        if not any(value is known for known in dtypes):
+            raise _wrong(name, checks.shown(value), " or ".join(map(str, dtypes)))
     sizes = {"num_heads": num_heads, "n_groups": n_groups, "d_state": d_state, "chunk_size": chunk_size}
-    for name, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
-            raise _wrong(name, repr(value), "a positive int")
+    sizes = {name: checks.integer(OPERATOR, name, value) for name, value in sizes.items()}
+    num_heads, n_groups, d_state, chunk_size = sizes.values()
     if num_heads % n_groups:
         raise _wrong("n_groups", n_groups, f"a divisor of num_heads, {num_heads}")
-    if g_layout not in G_LAYOUTS:
-        raise _wrong("g_layout", repr(g_layout), " or ".join(map(repr, G_LAYOUTS)))
+    checks.one_of(OPERATOR, "g_layout", g_layout, G_LAYOUTS)
     problem = SegsumProblem(chunk_size, num_heads, n_groups, d_state, dtype, dt_dtype, A_dtype, bias_dtype, g_layout)
     check_supported(problem)
     return problem, checks.kernel_device(OPERATOR, device)
