@@ -2,6 +2,8 @@
 
 import copy
 import io
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -147,6 +149,16 @@ def test_options_changed_later_count():
     block.norm2.eps = 1e-5
     with pytest.raises(ValueError, match=r"norm2\.eps"):
         block(x)
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/hyena.md"])
+def test_examples_run_as_they_stand(document, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    text = (Path(__file__).parent.parent / document).read_text()
+    (example,) = [part for part in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "HyenaBlock(" in part]
+    names = {}
+    exec(example, names)
+    assert names["y"].shape == names["x"].shape == names["v"].mT.shape
 
 
 # --- parts that are wrong --------------------------------------------------------------------------------------------
