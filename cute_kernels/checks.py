@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from cute_kernels.runtime import backend
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
 PLAIN_OR_NONE = PLAIN | {type(None)}
+MAX_FLOAT = torch.finfo(torch.float32).max  # kernels take numbers as fp32
 
 
 def is_observed() -> bool:
@@ -73,6 +75,53 @@ def kernel_device(operator: str, device: torch.device | str | int | None) -> tor
 
 def wrong(operator: str, name: str, was: object, must: str) -> ValueError:
     return ValueError(f"{operator}: {name} is {was}, but must be {must}")
+
+
+def shown(value: object) -> str:
+    """The value's repr in a short line."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an int of {value.bit_length()} bits"  # Python refuses to print very long ones
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def integer(operator: str, name: str, value: Any, *, least: int = 1, bits: int = 31, also: str = "") -> int:
+    """The value as an int; numpy's are taken, bools are not. ValueError where it is none from least, below 2^bits.
+
+    While torch.compile traces, it may be a torch.SymInt, which stays one.
+    """
+    known = isinstance(value, (int, torch.SymInt))
+    if (
+        isinstance(value, bool)
+        or not (known or isinstance(value, numbers.Integral))
+        or not (least <= value <= (1 << bits) - 1)
+    ):
+        must = "a positive int" if least == 1 else f"an int from {least}"
+        raise wrong(operator, name, shown(value), f"{must}{also}, below 2^{bits}")
+    return value if known else int(value)
+
+
+def number(operator: str, name: str, value: Any, *, least: float = -MAX_FLOAT) -> float:
+    """The value as a number; numpy's are taken, bools are not. ValueError where fp32 has none, or it is below least."""
+    known = isinstance(value, (int, float, torch.SymInt, torch.SymFloat))
+    if isinstance(value, bool) or not (known or isinstance(value, numbers.Real)) or not least <= value <= MAX_FLOAT:
+        bound = "" if least == -MAX_FLOAT else f" from {least}"
+        raise wrong(operator, name, shown(value), f"a finite number{bound} that fp32 holds")
+    return value if known else float(value)
+
+
+def flag(operator: str, name: str, value: Any) -> bool:
+    """The value. ValueError where it is no bool."""
+    if not isinstance(value, bool):
+        raise wrong(operator, name, shown(value), "True or False")
+    return value
+
+
+def one_of(operator: str, name: str, value: Any, choices: Sequence[str]) -> str:
+    """The value. ValueError where it is none of the names."""
+    if not isinstance(value, str) or value not in choices:
+        raise wrong(operator, name, shown(value), " or ".join(map(repr, choices)))
+    return value
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from cute_kernels.hyena import block, causal_conv, implicit_filter
@@ -22,9 +23,10 @@ def warmup(operator: str, **shape: Any) -> None:
 
     Raises:
         ValueError: no such operator, or an argument is wrong.
+        TypeError: an argument is missing, or the operator takes none of that name.
         NotImplementedError: no kernel for these arguments or this device.
     """
-    _module(operator).warmup(**shape)
+    _module(operator, shape).warmup(**shape)
 
 
 def is_supported(operator: str, **shape: Any) -> tuple[bool, str]:
@@ -39,8 +41,9 @@ def is_supported(operator: str, **shape: Any) -> tuple[bool, str]:
 
     Raises:
         ValueError: no such operator.
+        TypeError: an argument is missing, or the operator takes none of that name.
     """
-    module = _module(operator)
+    module = _module(operator, shape)
     try:
         module.check_shape(**shape)
     except (ValueError, NotImplementedError) as e:
@@ -53,7 +56,17 @@ def prebuilt_kernels() -> list[Kernel]:
     return [kernel for module in _OPERATORS.values() for kernel in module.prebuilt_kernels()]
 
 
-def _module(operator: str):
+def _module(operator: str, shape: dict[str, Any]):
+    """The operator's module. Errors where there is none, or where it can't be asked by these names."""
     if not isinstance(operator, str) or operator not in _OPERATORS:
         raise ValueError(f"operator is {operator!r}, but must be one of {', '.join(map(repr, _OPERATORS))}")
-    return _OPERATORS[operator]
+    module = _OPERATORS[operator]
+    parameters = inspect.signature(module.check_shape).parameters.values()
+    takes = {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
+    for name in shape:
+        if name not in takes:
+            raise TypeError(f"{operator}: {name} is no argument of it; it takes {', '.join(takes)}")
+    for name, needed in takes.items():
+        if needed and name not in shape:
+            raise TypeError(f"{operator}: {name} is missing; it takes {', '.join(takes)}")
+    return module

@@ -1,8 +1,10 @@
 """What users import, and the questions that can be asked of an operator without calling it."""
 
+import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -64,6 +66,11 @@ def test_supported(stand_in):
         ({"n_groups": 3}, "n_groups is 3, but must be a divisor of num_heads, 16"),
         ({"num_heads": 0}, "num_heads is 0, but must be a positive int"),
         ({"num_heads": 1.5}, "num_heads is 1.5"),
+        ({"num_heads": True}, "num_heads is True, but must be a positive int, below 2^31"),
+        ({"d_state": 2**70}, "d_state is 1180591620717411303424, but must be a positive int, below 2^31"),
+        ({"dtype": "bfloat16"}, "dtype is 'bfloat16', but must be torch.bfloat16 or torch.float16"),
+        ({"dtype": np.array([1, 2])}, "dtype is array([1, 2]), but must be torch.bfloat16 or torch.float16"),
+        ({"g_layout": np.array([1, 2])}, "g_layout is array([1, 2]), but must be 'per_head' or 'per_group'"),
         ({"dtype": torch.float32}, "dtype is torch.float32, but must be torch.bfloat16 or torch.float16"),
         ({"dt_dtype": torch.float64}, "dt_dtype is torch.float64"),
         ({"bias_dtype": torch.int32}, "bias_dtype is torch.int32"),
@@ -74,8 +81,54 @@ def test_unsupported(stand_in, change, reason):
     supported, why = cute_kernels.is_supported("mamba_segsum", **{**SHAPE, **change})
     assert not supported
     assert reason in why
-    with pytest.raises((ValueError, NotImplementedError), match=reason.replace("(", r"\(")):
+    with pytest.raises((ValueError, NotImplementedError), match=re.escape(reason)):
         cute_kernels.warmup("mamba_segsum", **{**SHAPE, **change})
+    assert not stand_in.asked
+
+
+@pytest.mark.parametrize(
+    ("operator", "shape", "reason"),
+    [
+        ("hyena_block", {"d_model": 256, "d_inner": 64, "stored_z": "x"}, "stored_z is 'x', but must be True or False"),
+        ("hyena_block", {"d_model": 256, "d_inner": 64, "stored_z": np.array([1, 2])}, "stored_z is array([1, 2])"),
+        ("hyena_block", {"d_model": 256, "d_inner": True}, "d_inner is True, but must be a positive int, below 2^31"),
+        ("hyena_block", {"d_model": 256, "d_inner": 64, "batch": 2**70}, "a positive int or None, below 2^31"),
+        ("hyena_filter", {"d_model": 256, "emb_dim": 4}, "emb_dim is 4, but must be odd and at least 3"),
+        ("causal_long_conv", {"skip": "yes"}, "skip is 'yes', but must be True or False"),
+        ("causal_long_conv", {"pre_gate": []}, "pre_gate is [], but must be True or False"),
+        ("causal_long_conv", {"seq_len": True}, "seq_len is True, but must be an int from 0 or None, below 2^63"),
+    ],
+)
+def test_unsupported_hyena(stand_in, operator, shape, reason):
+    supported, why = cute_kernels.is_supported(operator, **shape)
+    assert not supported
+    assert why.startswith(f"{operator}: ")
+    assert reason in why
+
+
+def test_numbers_of_numpy(stand_in):
+    shape = {name: np.int64(value) if isinstance(value, int) else value for name, value in SHAPE.items()}
+    assert segsum.check_shape(**shape) == segsum.check_shape(**SHAPE)
+    assert type(segsum.check_shape(**shape)[0].chunk_size) is int
+    assert cute_kernels.is_supported("hyena_block", d_model=np.int64(256), d_inner=1024, seq_len=np.int32(5))[0]
+
+
+@pytest.mark.parametrize("ask", [cute_kernels.is_supported, cute_kernels.warmup])
+@pytest.mark.parametrize(
+    ("operator", "shape", "message"),
+    [
+        ("mamba_segsum", {**SHAPE, "foo": 1}, "foo is no argument of it; it takes dtype, num_heads, .*, device$"),
+        ("mamba_segsum", {"dtype": torch.float16}, "num_heads is missing; it takes dtype, num_heads, .*, device$"),
+        ("hyena_block", {"d_model": 256}, "d_inner is missing; it takes d_model, d_inner, .*, precision, device$"),
+        ("hyena_block", {"d_modle": 256}, "d_modle is no argument of it"),
+        ("hyena_filter", {"d_model": 256, "d_inner": 64}, "d_inner is no argument of it; it takes d_model, emb_dim"),
+        ("hyena_filter", {"d_model": 256, "precision": "high"}, "precision is no argument of it"),
+        ("causal_long_conv", {"gate": True}, "gate is no argument of it; it takes seq_len, skip"),
+    ],
+)
+def test_names_of_arguments(stand_in, ask, operator, shape, message):
+    with pytest.raises(TypeError, match=f"^{operator}: {message}"):
+        ask(operator, **shape)
     assert not stand_in.asked
 
 

@@ -17,7 +17,7 @@ benchmark SOL-ExecBench L2/051.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -31,15 +31,14 @@ from cute_kernels.checks import PLAIN, is_observed
 from cute_kernels.hyena import precision as precision_
 from cute_kernels.hyena.compose import Composition
 from cute_kernels.hyena.params import (
-    MAX_INT,
     NAMES,
     ORDER,
     HyenaBlockParams,
     HyenaOptions,
     HyenaProblem,
     Kind,
+    check_emb_dim,
     check_options,
-    is_int,
     readable,
 )
 from cute_kernels.runtime import backend
@@ -58,7 +57,7 @@ class PreparedHyenaBlock:
     params: HyenaBlockParams
     precision: str
     seq_len: int
-    buffer: Tensor  # [n] fp32, see workspace.Constants
+    buffer: Tensor = field(repr=False)  # [n] fp32, see workspace.Constants
 
 
 def hyena_block(
@@ -280,17 +279,18 @@ def _composition(x: Tensor, problem: HyenaProblem, options: HyenaOptions, precis
 def prepare(params: HyenaBlockParams, seq_len: int, precision: str | None) -> PreparedHyenaBlock:
     """`HyenaBlockParams.prepare`."""
     name = "HyenaBlockParams.prepare"
-    if not is_int(seq_len) or not 0 <= seq_len <= MAX_INT:
-        raise checks.wrong(name, "seq_len", repr(seq_len), "an int from 0 and below 2^31")
+    seq_len = checks.integer(name, "seq_len", seq_len, least=0)
+    rows = params.problem.z_rows
+    if rows is not None and rows < params.options.l_max and seq_len > rows:
+        raise checks.wrong(name, "seq_len", seq_len, f"at most {rows}, the rows of z")
     precision = precision_.resolve(name, precision)
-    x = torch.empty(1, 1, 1, device=params.device).expand(1, seq_len, params.problem.width)
-    check_input(x, params.problem, params.device, params.options)
+    x = torch.empty(1, 1, 1, dtype=torch.float32, device=params.device).expand(1, seq_len, params.problem.width)
     composition = _composition(x, params.problem, params.options, precision)
     with torch.no_grad():
         if seq_len and x.device.type != "meta":
             buffer = composition.make_constants(params.weights())
         else:
-            buffer = torch.empty(composition.constants_size, device=x.device)
+            buffer = torch.empty(composition.constants_size, dtype=torch.float32, device=x.device)
     return PreparedHyenaBlock(params, precision, seq_len, buffer)
 
 
@@ -314,6 +314,8 @@ LENGTHS = tuple(sorted({2**k + offset for k in range(17) for offset in (-1, 0, 1
 
 
 def check_shape(
+    operator: str = OPERATOR,
+    /,
     *,
     d_model: int,
     d_inner: int,
@@ -326,22 +328,21 @@ def check_shape(
     seq_len: int | None = None,
     precision: str | None = None,
     device: torch.device | str | int | None = None,
-    operator: str = OPERATOR,
 ) -> Asked:
     """ValueError where an argument is wrong, NotImplementedError where no kernel covers it.
 
     batch and seq_len are any unless given, precision is torch's, and the device is the current CUDA device.
     """
-    sizes = {"d_model": d_model, "d_inner": d_inner, "emb_dim": emb_dim, "filter_order": filter_order}
-    sizes |= {name: value for name, value in (("batch", batch), ("seq_len", seq_len)) if value is not None}
-    for name, value in sizes.items():
-        if not is_int(value) or value < 1:
-            raise checks.wrong(operator, name, repr(value), "a positive int")
-    if emb_dim < 3 or emb_dim % 2 == 0:
-        raise checks.wrong(operator, "emb_dim", emb_dim, "odd and at least 3")
+    d_model = checks.integer(operator, "d_model", d_model)
+    d_inner = checks.integer(operator, "d_inner", d_inner)
+    emb_dim = check_emb_dim(operator, emb_dim)
+    filter_order = checks.integer(operator, "filter_order", filter_order)
+    batch = None if batch is None else checks.integer(operator, "batch", batch, also=" or None")
+    seq_len = None if seq_len is None else checks.integer(operator, "seq_len", seq_len, also=" or None")
     options = check_options(operator, HyenaOptions(filter_layout=filter_layout, bias_in_filter=bias_in_filter))
     precision = precision_.resolve(operator, precision)
-    problem = HyenaProblem(d_model, d_inner, filter_order, emb_dim, 1 if stored_z else None)
+    rows = 1 if checks.flag(operator, "stored_z", stored_z) else None
+    problem = HyenaProblem(d_model, d_inner, filter_order, emb_dim, rows)
     check_supported(problem, operator)
     batches, lengths = (batch,) if batch else BATCHES, (seq_len,) if seq_len else LENGTHS
     return Asked(problem, options, precision, batches, lengths, checks.kernel_device(operator, device))

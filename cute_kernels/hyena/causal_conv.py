@@ -209,8 +209,10 @@ def check_shape(
 
     ValueError where an argument is wrong, NotImplementedError where no kernels run on the device.
     """
-    if seq_len is not None and (not isinstance(seq_len, int) or seq_len < 0):
-        raise checks.wrong(OPERATOR, "seq_len", repr(seq_len), "an int from 0, or None")
+    if seq_len is not None:
+        seq_len = checks.integer(OPERATOR, "seq_len", seq_len, least=0, bits=63, also=" or None")
+    for name, value in (("skip", skip), ("pre_gate", pre_gate), ("post_gate", post_gate)):
+        checks.flag(OPERATOR, name, value)
     precision_.resolve(OPERATOR, precision)
     kernels = kernels_of([seq_len] if seq_len is not None else LENGTHS, skip, pre_gate, post_gate)
     return kernels, checks.kernel_device(OPERATOR, device)

@@ -21,12 +21,11 @@ from cute_kernels.hyena import block, stages, torch_path
 from cute_kernels.hyena.compose import filter_kernel
 from cute_kernels.hyena.params import (
     FILTER_NAMES,
-    MAX_INT,
+    ORDER,
     HyenaBlockParams,
     HyenaOptions,
     HyenaProblem,
     check_options,
-    is_int,
 )
 from cute_kernels.runtime import backend
 from cute_kernels.runtime.kernel import Kernel
@@ -62,7 +61,7 @@ def hyena_filter(
     }
     changes = {name: value for name, value in given.items() if value is not None}
     options = check_options(OPERATOR, params.options._replace(**changes)) if changes else params.options
-    check_length(seq_len, params.problem)
+    seq_len = check_length(seq_len, params.problem)
     tensors = [getattr(params, name) for name in FILTER_NAMES]
     if (
         torch.compiler.is_compiling()
@@ -85,7 +84,7 @@ def run(w: Mapping[str, Tensor], problem: HyenaProblem, seq_len: int, options: H
     first = w["filter_linear1_weight"]
     o = options
     if first.device.type == "meta":
-        return torch.empty(problem.width, seq_len, device="meta")
+        return torch.empty(problem.width, seq_len, dtype=torch.float32, device="meta")
     kernel = None
     if checks.has_kernels(OPERATOR, first):
         block.check_supported(problem, OPERATOR)
@@ -100,16 +99,40 @@ def run(w: Mapping[str, Tensor], problem: HyenaProblem, seq_len: int, options: H
         return k[:, :seq_len].contiguous()
 
 
-def check_length(seq_len: int, problem: HyenaProblem) -> None:
-    if not is_int(seq_len) or not 0 <= seq_len <= MAX_INT:
-        raise checks.wrong(OPERATOR, "seq_len", repr(seq_len), "an int from 0 and below 2^31")
+def check_length(seq_len: int, problem: HyenaProblem) -> int:
+    """The length. ValueError where it is wrong."""
+    seq_len = checks.integer(OPERATOR, "seq_len", seq_len, least=0)
     if problem.z_rows is not None and seq_len > problem.z_rows:
         raise checks.wrong(OPERATOR, "seq_len", seq_len, f"at most {problem.z_rows}, the rows of z")
+    return seq_len
 
 
-def check_shape(**shape: Any) -> block.Asked:
-    """As the block's, but for d_inner, the batch and the precision, which a filter has not."""
-    return block.check_shape(**shape, d_inner=64, operator=OPERATOR)
+def check_shape(
+    *,
+    d_model: int,
+    emb_dim: int = 5,
+    filter_order: int = ORDER,
+    filter_layout: str = "reshape",
+    bias_in_filter: bool = True,
+    stored_z: bool = False,
+    batch: int | None = None,
+    seq_len: int | None = None,
+    device: torch.device | str | int | None = None,
+) -> block.Asked:
+    """As the block's, but for d_inner and the precision, which a filter has not."""
+    return block.check_shape(
+        OPERATOR,
+        d_model=d_model,
+        d_inner=64,
+        emb_dim=emb_dim,
+        filter_order=filter_order,
+        filter_layout=filter_layout,
+        bias_in_filter=bias_in_filter,
+        stored_z=stored_z,
+        batch=batch,
+        seq_len=seq_len,
+        device=device,
+    )
 
 
 def warmup(**shape: Any) -> None:

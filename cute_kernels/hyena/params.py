@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 
 from cute_kernels import checks
 from cute_kernels.hyena.addresses import Addresses
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from cute_kernels.hyena.block import PreparedHyenaBlock
 
 _PARAMS = "HyenaBlockParams"  # where a message says who complains
-MAX_FLOAT, MAX_INT = torch.finfo(torch.float32).max, 2**31 - 1  # kernels take options as fp32 and int32
 FILTER_LAYOUTS = ("reshape", "transpose")
 ORDER = 64  # width of the filter's hidden layers that kernels know
 
@@ -81,7 +80,9 @@ HYENA_DNA = {
     "mlp_fc2_bias": "mlp.fc2.bias",
 }
 HYENA_DNA_Z = "mixer.filter_fn.pos_emb.z"
-_OTHER_SINES = ("mixer.filter_fn.implicit_filter.3.freq", "mixer.filter_fn.implicit_filter.5.freq")
+_Z_SHAPE = "[rows, emb_dim] or [1, rows, emb_dim]"
+HYENA_DNA_FILTER = "mixer.filter_fn.implicit_filter"
+SINES = (1, 3, 5)  # which of the filter's layers are the sines
 
 
 class HyenaOptions(NamedTuple):
@@ -148,7 +149,7 @@ class HyenaBlockParams:
 
     Raises:
         ValueError: a tensor or an option is wrong.
-        TypeError: a weight is neither a tensor nor a DLPack array.
+        TypeError: a weight is neither a tensor nor a DLPack array, as None.
     """
 
     norm1_weight: Tensor  # [D]
@@ -194,15 +195,17 @@ class HyenaBlockParams:
     def __post_init__(self) -> None:
         for name in (*NAMES, "z"):
             value = getattr(self, name)
-            if value is not None and not isinstance(value, Tensor):
+            if not (isinstance(value, Tensor) or (value is None and name == "z")):
                 object.__setattr__(self, name, checks.as_tensor(_PARAMS, name, value))
         tensors = tuple([getattr(self, name) for name in NAMES])
         options = HyenaOptions(*[getattr(self, name) for name in HyenaOptions._fields])
+        options = check_options(_PARAMS, options)
         everything = (*tensors, self.z)
         plain = all([type(t) in checks.PLAIN_OR_NONE for t in everything])
         derived = {
             "tensors": tensors,
-            "options": check_options(_PARAMS, options),
+            **options._asdict(),
+            "options": options,
             "problem": check_weights(tensors, self.z),
             "device": tensors[0].device,
             "plain": plain,
@@ -280,29 +283,36 @@ class HyenaBlockParams:
             **options: In place of the options above.
 
         Raises:
-            ValueError: a tensor is missing or wrong, or the three sines have different frequencies, which this block
-                can't express.
+            ValueError: a tensor is missing or wrong, or the filter is one that this block can't express: its three
+                sines have different frequencies, it has more layers, or the last one has a bias.
+            TypeError: state_dict is no mapping, prefix no string, or an option has another name than those above.
         """
+        if not isinstance(state_dict, Mapping):
+            was = f"of type {type(state_dict).__qualname__}"
+            raise TypeError(f"{_PARAMS}: state_dict is {was}, but must be a mapping of names to tensors")
+        if not isinstance(prefix, str):
+            raise TypeError(f"{_PARAMS}: prefix is of type {type(prefix).__qualname__}, but must be a str")
+        for name in options:
+            if name not in HyenaOptions._fields:
+                known = ", ".join(HyenaOptions._fields)
+                raise TypeError(f"{_PARAMS}: {name} is no option of from_state_dict, which takes {known}")
         tensors = {}
         for name, key in {**HYENA_DNA, "z": HYENA_DNA_Z}.items():
             if prefix + key not in state_dict:
                 raise ValueError(f"{_PARAMS}: state_dict has no {prefix + key!r}; check prefix, which is {prefix!r}")
             tensors[name] = checks.as_tensor(_PARAMS, prefix + key, state_dict[prefix + key])
-        for key in _OTHER_SINES:
-            freq = state_dict.get(prefix + key)
-            if freq is None or freq is tensors["sin_freq"]:
-                continue
-            freq = checks.as_tensor(_PARAMS, prefix + key, freq)
-            # Values on the meta device aren't known.
-            if not freq.is_meta and not torch.equal(freq.to(tensors["sin_freq"].device), tensors["sin_freq"]):
-                raise ValueError(
-                    f"{_PARAMS}: {prefix + key} must equal {prefix + HYENA_DNA['sin_freq']}: one frequency"
-                )
+        layers = f"{prefix}{HYENA_DNA_FILTER}."
+        sines = [f"{layers}{number}.freq" for number in SINES]
+        places = {*sines, *(prefix + key for key in HYENA_DNA.values())}
+        for key in state_dict:
+            if isinstance(key, str) and key.startswith(layers) and key not in places:
+                raise ValueError(f"{_PARAMS}: state_dict has {key!r}, for which the block's filter has no place")
+        found = {key: checks.as_tensor(_PARAMS, key, state_dict[key]) for key in sines if key in state_dict}
+        check_one_frequency(_PARAMS, found, sines)
         z = tensors["z"]
-        if z.dim() not in (2, 3):
-            raise checks.wrong(
-                _PARAMS, prefix + HYENA_DNA_Z, f"of shape {list(z.shape)}", "[1, rows, emb_dim], of rank 3"
-            )
+        if z.dim() not in (2, 3) or z.shape[-2] < 1:
+            must = f"{_Z_SHAPE} with rows >= 1"
+            raise checks.wrong(_PARAMS, prefix + HYENA_DNA_Z, f"of shape {list(z.shape)}", must)
         return cls(**tensors, **{**hyena_dna_options(z.shape[-2]), **options})
 
     def prepare(self, *, seq_len: int, precision: str | None = None) -> PreparedHyenaBlock:
@@ -344,11 +354,13 @@ def check_weights(
         named["z"] = z
     device = tensors[0].device
     for name, t in named.items():
-        symbols = SHAPES.get(name, ("rows", "emb_dim"))
-        if t.dim() != len(symbols) and not (name == "z" and t.dim() == 3):
-            raise checks.wrong(
-                operator, name, f"of shape {list(t.shape)}", f"{_shape(symbols)}, of rank {len(symbols)}"
-            )
+        symbols = SHAPES.get(name)
+        if symbols is None:
+            if t.dim() not in (2, 3):
+                raise checks.wrong(operator, name, f"of shape {list(t.shape)}", f"{_Z_SHAPE}, of rank 2 or 3")
+        elif t.dim() != len(symbols):
+            must = f"{_shape(symbols)}, of rank {len(symbols)}"
+            raise checks.wrong(operator, name, f"of shape {list(t.shape)}", must)
         if t.layout != torch.strided:
             raise checks.wrong(operator, name, f"a {t.layout} tensor", "a strided tensor")
         if t.dtype != torch.float32:
@@ -371,39 +383,50 @@ def check_weights(
         if t.numel() == 0:
             raise checks.wrong(operator, name, f"of shape {list(t.shape)}", "without a size of 0")
     if z is not None and (z.shape[-1] != emb_dim or z.shape[-2] < 1 or (z.dim() == 3 and z.shape[0] != 1)):
-        must = f"[rows, emb_dim] or [1, rows, emb_dim] with rows >= 1 and emb_dim = {emb_dim}"
+        must = f"{_Z_SHAPE} with rows >= 1 and emb_dim = {emb_dim}"
         raise checks.wrong(operator, "z", f"of shape {list(z.shape)}", must)
     return HyenaProblem(width, inner, order, emb_dim, None if z is None else z.shape[-2])
 
 
 def check_options(operator: str, options: HyenaOptions) -> HyenaOptions:
-    """The options. ValueError where one is wrong."""
+    """The options, as Python's own numbers. ValueError where one is wrong."""
     o = options
-    for name in ("layer_norm_eps", "exp_mod_shift"):
-        value = getattr(o, name)
-        if not (is_number(value) and (0 if name == "layer_norm_eps" else -MAX_FLOAT) <= value <= MAX_FLOAT):
-            bound = " from 0" if name == "layer_norm_eps" else ""
-            raise checks.wrong(operator, name, repr(value), f"a finite number{bound}")
-    for name in ("l_max", "norm_len"):
-        value = getattr(o, name)
-        # Of l_max no more than the call's length counts.
-        most, also = (MAX_INT, " or None, below 2^31") if name == "norm_len" else (2**63 - 1, "")
-        if not (name == "norm_len" and value is None) and not (is_int(value) and 1 <= value <= most):
-            raise checks.wrong(operator, name, repr(value), f"a positive int{also}")
-    if not isinstance(o.filter_layout, str) or o.filter_layout not in FILTER_LAYOUTS:
-        raise checks.wrong(operator, "filter_layout", repr(o.filter_layout), " or ".join(map(repr, FILTER_LAYOUTS)))
-    if not isinstance(o.bias_in_filter, bool):
-        raise checks.wrong(operator, "bias_in_filter", repr(o.bias_in_filter), "True or False")
-    return o
+    norm_len = o.norm_len
+    return HyenaOptions(
+        layer_norm_eps=checks.number(operator, "layer_norm_eps", o.layer_norm_eps, least=0),
+        exp_mod_shift=checks.number(operator, "exp_mod_shift", o.exp_mod_shift),
+        l_max=checks.integer(operator, "l_max", o.l_max, bits=63),  # no more of it than the call's length counts
+        filter_layout=checks.one_of(operator, "filter_layout", o.filter_layout, FILTER_LAYOUTS),
+        bias_in_filter=checks.flag(operator, "bias_in_filter", o.bias_in_filter),
+        norm_len=None if norm_len is None else checks.integer(operator, "norm_len", norm_len, also=" or None"),
+    )
 
 
-def is_int(value: Any) -> bool:
-    """While torch.compile traces, an int may be a torch.SymInt."""
-    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+def check_emb_dim(operator: str, emb_dim: int) -> int:
+    """The width of the filter MLP's input. ValueError where it is wrong."""
+    emb_dim = checks.integer(operator, "emb_dim", emb_dim)
+    if emb_dim < 3 or emb_dim % 2 == 0:
+        raise checks.wrong(operator, "emb_dim", emb_dim, "odd and at least 3")
+    return emb_dim
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, (numbers.Real, torch.SymInt, torch.SymFloat)) and not isinstance(value, bool)
+def check_one_frequency(operator: str, state_dict: Mapping[str, Any], names: Sequence[str]) -> None:
+    """ValueError where those of the sines' frequencies that are there differ."""
+    first, *others = [name for name in names if isinstance(state_dict.get(name), Tensor)] or [None]
+    for name in others:
+        if not _same_values(state_dict[first], state_dict[name]):
+            raise ValueError(f"{operator}: {name} must equal {first}: the block's three sines have one frequency")
+
+
+def _same_values(a: Tensor, b: Tensor) -> bool:
+    """Whether shapes and values are the same, NaN included. Values of tensors without memory aren't known."""
+    if a is b or a.shape != b.shape:
+        return a is b
+    if a.is_meta or b.is_meta or is_fake(a) or is_fake(b):
+        return True
+    a, b = (t.detach() if t.layout == torch.strided else t.detach().to_dense() for t in (a, b))
+    b = b.to(a.device)
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def _shape(symbols: tuple[str | int, ...]) -> str:

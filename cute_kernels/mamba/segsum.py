@@ -34,7 +34,6 @@ from cute_kernels.runtime import backend, fresh
 from cute_kernels.runtime.kernel import Kernel
 
 INF = float("inf")
-_FP32_MAX = torch.finfo(torch.float32).max
 OPERATOR = "mamba_segsum"
 CHUNK_SIZES = (64, 128, 256)
 D_STATES = range(16, 257, 16)
@@ -128,7 +127,7 @@ def _through_dispatcher(dt, A_log, B, C, dt_bias, dt_limit, g_layout, out) -> Se
     if not is_compiling():
         checks.refuse_tangents(OPERATOR, dt, A_log, B, C, dt_bias)
     dt_min, dt_max = _limits(dt_limit)
-    _check_g_layout(g_layout)
+    checks.one_of(OPERATOR, "g_layout", g_layout, G_LAYOUTS)
     args = (dt, A_log, B, C, dt_bias, dt_min, None if dt_max == INF else dt_max, g_layout)
     if out is None:
         return SegsumOutputs(*torch.ops.cute_kernels.mamba_segsum(*args))
@@ -422,15 +421,14 @@ def check_shape(
         ("A_dtype", A_dtype, STEP_DTYPES),
         ("bias_dtype", bias_dtype, (*STEP_DTYPES, None)),
     ):
-        if value not in dtypes:
-            raise _wrong(name, value, " or ".join(map(str, dtypes)))
+        if not any(value is known for known in dtypes):
+            raise _wrong(name, checks.shown(value), " or ".join(map(str, dtypes)))
     sizes = {"num_heads": num_heads, "n_groups": n_groups, "d_state": d_state, "chunk_size": chunk_size}
-    for name, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
-            raise _wrong(name, repr(value), "a positive int")
+    sizes = {name: checks.integer(OPERATOR, name, value) for name, value in sizes.items()}
+    num_heads, n_groups, d_state, chunk_size = sizes.values()
     if num_heads % n_groups:
         raise _wrong("n_groups", n_groups, f"a divisor of num_heads, {num_heads}")
-    _check_g_layout(g_layout)
+    checks.one_of(OPERATOR, "g_layout", g_layout, G_LAYOUTS)
     problem = SegsumProblem(chunk_size, num_heads, n_groups, d_state, dtype, dt_dtype, A_dtype, bias_dtype, g_layout)
     check_supported(problem)
     return problem, checks.kernel_device(OPERATOR, device)
@@ -500,16 +498,11 @@ def _limits(dt_limit: tuple[float, float]) -> tuple[float, float]:
             raise TypeError
         dt_min, dt_max = map(float, dt_limit)
     except (TypeError, ValueError, OverflowError):
-        raise _wrong("dt_limit", repr(dt_limit), "a pair of numbers (smallest, largest)") from None
-    if not 0 <= dt_min <= min(dt_max, _FP32_MAX):
-        must = f"(smallest, largest) with 0 <= smallest <= largest, smallest at most {_FP32_MAX:.4g}"
+        raise _wrong("dt_limit", checks.shown(dt_limit), "a pair of numbers (smallest, largest)") from None
+    if not 0 <= dt_min <= min(dt_max, checks.MAX_FLOAT):
+        must = f"(smallest, largest) with 0 <= smallest <= largest, smallest at most {checks.MAX_FLOAT:.4g}"
         raise _wrong("dt_limit", (dt_min, dt_max), must)
     return dt_min, dt_max
-
-
-def _check_g_layout(g_layout: str) -> None:
-    if not isinstance(g_layout, str) or g_layout not in G_LAYOUTS:
-        raise _wrong("g_layout", repr(g_layout), " or ".join(map(repr, G_LAYOUTS)))
 
 
 def check_inputs(
@@ -553,7 +546,7 @@ def check_inputs(
         raise _wrong("B", f"of shape {list(B.shape)}", f"[b, c, Q, G, N] with G a divisor of dt's {h} heads")
     if any(C.shape[k] != B.shape[k] for k in range(5)):
         raise _wrong("C", f"of shape {list(C.shape)}", f"{list(B.shape)} like B")
-    _check_g_layout(g_layout)
+    checks.one_of(OPERATOR, "g_layout", g_layout, G_LAYOUTS)
     bias_dtype = None if dt_bias is None else dt_bias.dtype
     return SegsumProblem(q, h, g, n, B.dtype, dt.dtype, A_log.dtype, bias_dtype, g_layout)
 

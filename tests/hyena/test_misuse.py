@@ -3,6 +3,7 @@
 import contextlib
 import io
 import pickle
+import re
 import threading
 
 import numpy as np
@@ -48,10 +49,37 @@ def test_lengths_that_are_none(seq_len):
         params.prepare(seq_len=seq_len)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"l_max": 2**63}, "must be a positive int, below 2^63"),
+        ({"norm_len": 2**31}, "must be a positive int or None, below 2^31"),
+        ({"layer_norm_eps": 1e39}, "must be a finite number from 0 that fp32 holds"),
+        ({"layer_norm_eps": 10**400}, "is an int of 1329 bits, but"),
+        ({"exp_mod_shift": 10**5000}, "is an int of 16610 bits, but must be a finite number that fp32 holds"),
+        ({"filter_layout": list(range(1000))}, "..., but must be 'reshape' or 'transpose'"),
+    ],
+    ids=lambda value: str(value)[:30] if isinstance(value, str) else "",
+)
+def test_bounds_are_told_in_short(options, message):
+    x, params, _ = make(length=3)
+    with pytest.raises(ValueError, match=re.escape(message)) as e:
+        block(x, params, **options)
+    assert len(str(e.value)) < 200
+
+
 def test_numbers_of_numpy():
     x, params, _ = make(length=5)
     want = block(x, params, layer_norm_eps=0.25, exp_mod_shift=0.5)
     assert torch.equal(block(x, params, layer_norm_eps=np.float32(0.25), exp_mod_shift=np.float64(0.5)), want)
+    want = block(x, params, l_max=4, norm_len=9)
+    given = make(length=5, options={"l_max": np.int64(4), "norm_len": np.int32(9)})[1]
+    assert type(given.l_max) is type(given.options.norm_len) is int
+    assert torch.equal(block(x, given), want)
+    assert torch.equal(block(x, params, l_max=np.int64(4), norm_len=np.uint8(9)), want)
+    assert torch.equal(block(x.clone().requires_grad_(), given), want)
+    assert torch.equal(block(x, given.prepare(seq_len=np.int64(5))), want)
+    assert torch.equal(hyena_filter(params, np.int64(5)), hyena_filter(params, 5))
 
 
 def test_no_limit_of_the_length():
@@ -138,6 +166,67 @@ def test_state_dicts_that_are_wrong():
         read({**state, freq: [1.0]})
     read({**state, freq: np.ones((1, 64), np.float32)})
     assert read({name: t.to("meta") for name, t in state.items()}).device.type == "meta"
+    with pytest.raises(ValueError, match=rf"{z} is of shape \[1, 0, 5\], but must be .* with rows >= 1"):
+        read({**state, z: torch.zeros(1, 0, 5)})
+    for unequal in (torch.full((1, 64), 2.0), torch.full((1, 64), float("nan")), torch.ones(64), np.zeros((1, 64))):
+        with pytest.raises(ValueError, match=f"HyenaBlockParams: {freq} must equal .*1.freq: .* one frequency"):
+            read({**state, freq: unequal})
+    first = freq.replace("3", "1")
+    with pytest.raises(ValueError, match="sin_freq is on meta, but must be on cpu like norm1_weight"):
+        read({**state, first: state[first].to("meta")})
+    with pytest.raises(ValueError, match=r"sin_freq is a torch\.sparse_coo tensor"):
+        read({**state, first: state[first].to_sparse()})
+    for more in ("6.bias", "8.weight"):
+        more = f"mixer.filter_fn.implicit_filter.{more}"
+        with pytest.raises(ValueError, match=f"state_dict has '{more}', for which the block's filter has no place"):
+            read({**state, more: torch.zeros(64)})
+
+
+def test_frequencies_that_are_not_numbers_are_equal():
+    state = cute_kernels.nn.HyenaBlock(64, 64, max_length=9).state_dict()
+    state = {name: torch.full_like(t, float("nan")) if "freq" in name else t for name, t in state.items()}
+    state = {name: t.clone() for name, t in state.items()}
+    assert cute_kernels.HyenaBlockParams.from_state_dict(state).sin_freq.isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((None,), {}, "state_dict is of type NoneType, but must be a mapping of names to tensors"),
+        (([1],), {}, "state_dict is of type list, but must be a mapping"),
+        (("x.pt",), {}, "state_dict is of type str, but must be a mapping"),
+        ((torch.nn.Linear(1, 1),), {}, "state_dict is of type Linear, but must be a mapping"),
+        (({}, None), {}, "prefix is of type NoneType, but must be a str"),
+        (({},), {"prefix": 3}, "prefix is of type int, but must be a str"),
+        (({},), {"z": None}, "z is no option of from_state_dict, which takes layer_norm_eps, .*, norm_len$"),
+        (({},), {"norm1_weight": torch.ones(64)}, "norm1_weight is no option of from_state_dict"),
+        (({},), {"lmax": 3}, "lmax is no option of from_state_dict"),
+    ],
+)
+def test_arguments_of_from_state_dict(arguments, options, message):
+    with pytest.raises(TypeError, match=f"^HyenaBlockParams: {message}"):
+        cute_kernels.HyenaBlockParams.from_state_dict(*arguments, **options)
+
+
+@pytest.fixture
+def doubles():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_default_type_does_not_count(doubles):
+    x, params, _ = make(length=9)
+    prepared = params.prepare(seq_len=9)
+    assert torch.equal(block(x, prepared), block(x, params))
+    assert params.prepare(seq_len=0).buffer.dtype == torch.float32
+    weights = {name: t.to("meta") for name, t in zip(NAMES, params.tensors, strict=True)}
+    meta = cute_kernels.HyenaBlockParams(**weights)
+    made = (hyena_filter(meta, 5), meta.prepare(seq_len=5).buffer, block(x.to("meta"), meta), hyena_filter(params, 5))
+    assert {t.dtype for t in made} == {torch.float32}
+    module = cute_kernels.nn.HyenaBlock(64, 64, max_length=9)
+    assert {t.dtype for t in module.state_dict().values()} == {torch.float32}
+    assert module(x).dtype == torch.float32
 
 
 def test_vmap_over_a_weight():
@@ -162,10 +251,21 @@ def test_vmap_over_modules():
     assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("options", [{"precision": "x"}, {"layer_norm_eps": -1.0}, {"max_length": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"precision": "x"}, {"layer_norm_eps": -1.0}),
+        *({"max_length": value} for value in (True, 2**70, None)),
+        *({"d_model": value} for value in (None, 2**70, "64")),
+        *({"d_inner": value} for value in (2**70, 1.5)),
+        *({"emb_dim": value} for value in (None, True, 1)),
+        *({"sin_freq": value} for value in ("a", None, 1e39, 10**400, torch.ones(1), float("nan"), True)),
+    ],
+    ids=lambda options: next(iter(options)),
+)
 def test_modules_that_are_wrong(options):
-    with pytest.raises(ValueError, match=f"HyenaBlock: {next(iter(options))} is"):
-        cute_kernels.nn.HyenaBlock(64, **options)
+    with pytest.raises(ValueError, match=f"HyenaBlock: {next(iter(options))} is .* but must be "):
+        cute_kernels.nn.HyenaBlock(**{"d_model": 64, **options})
 
 
 def test_threads_leave_the_setting_as_it_was():

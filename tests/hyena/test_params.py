@@ -56,8 +56,9 @@ def test_wrong_weight(name):
     ):
         with pytest.raises(ValueError, match=f"HyenaBlockParams: .*{message}"):
             cute_kernels.HyenaBlockParams(**weights(**{name: bad}))
-    with pytest.raises(TypeError, match=f"{name} is of type list"):
-        cute_kernels.HyenaBlockParams(**weights(**{name: [1.0]}))
+    for bad, kind in (([1.0], "list"), (None, "NoneType")):
+        with pytest.raises(TypeError, match=f"{name} is of type {kind}, but must be a torch.Tensor or a DLPack array"):
+            cute_kernels.HyenaBlockParams(**weights(**{name: bad}))
 
 
 @pytest.mark.parametrize(
@@ -74,6 +75,10 @@ def test_wrong_weight(name):
         ({"z": torch.zeros(9, 4)}, r"z is of shape \[9, 4\], but must be \[rows, emb_dim\]"),
         ({"z": torch.zeros(2, 9, 5)}, "z is of shape"),
         ({"z": torch.zeros(0, 5)}, "z is of shape"),
+        (
+            {"z": torch.zeros(5)},
+            r"z is of shape \[5\], but must be \[rows, emb_dim\] or \[1, rows, emb_dim\], of rank 2 or 3",
+        ),
         ({"z": torch.zeros(9, 5).half()}, "z is of type float16"),
         (
             {"filter_linear1_weight": torch.zeros(64, 4)},
@@ -177,6 +182,13 @@ def test_prepared_gives_the_same(precision):
     assert torch.equal(changed, cute_kernels.hyena_block(x, params, layer_norm_eps=0.5, precision=precision))
 
 
+def test_prepared_is_shown_in_short():
+    shown = repr(make()[1].prepare(seq_len=30, precision="high"))
+    assert "HyenaBlockParams(D=64" in shown
+    assert "precision='high', seq_len=30" in shown
+    assert "tensor" not in shown
+
+
 def test_prepared_keeps_the_filter_of_its_time():
     x, params, _ = make()
     prepared = params.prepare(seq_len=30)
@@ -201,6 +213,10 @@ def test_prepared_refuses_another_problem():
         ),
         (lambda: params.prepare(seq_len=-1), "seq_len is -1"),
         (lambda: params.prepare(seq_len=4, precision="low"), "precision is 'low'"),
+        (
+            lambda: dataclasses.replace(params, z=torch.zeros(4, 5)).prepare(seq_len=5),
+            "prepare: seq_len is 5, but must be at most 4, the rows of z",
+        ),
         (lambda: cute_kernels.hyena_block(x[..., :63], prepared), r"x is of shape .* must be \[B, L, 64\]"),
     ):
         with pytest.raises(ValueError, match=message):
