@@ -270,7 +270,7 @@ def project(
     timed: list[str] = PROJECT_TIMED,
     precision: list[str] = PRECISION,
 ) -> None:
-    """The first launch, with the filter and the weights and without: errors beside PyTorch's, microseconds."""
+    """The first two launches, or one where filter and weights are prepared: errors beside PyTorch's, microseconds."""
     device = torch.device("cuda")
     for kind in ("official", "stress") if check else ():
         for batch, length in map(batch_and_length, checked):

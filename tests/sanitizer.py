@@ -1,7 +1,8 @@
 """compute-sanitizer over every operator, on a GPU: `python -m tests.sanitizer [CASE ...]`.
 
-Runs each of the four tools on each small case, a process each, as many at once as there are processors; together the
-cases reach every kernel. Prints what a tool reports as soon as it is done with a case.
+Runs each of the four tools on each small case, a process each, as many at once as there are processors; the cases
+reach the kernels of every call, if not those of prepared weights, of a filter alone and of 32768 points. Prints what a
+tool reports as soon as it is done with a case.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bulk copies, and copies with a say in what the L2 cache keeps."""
+"""Bulk copies and their mbarriers, stores by predicate, and copies with a say in what the L2 cache keeps."""
 
 import cutlass
 import cutlass.cute as cute
@@ -32,18 +32,18 @@ def store_if(condition: Boolean, x: cute.Tensor, start: cute.Pointer):  # (4,) f
 
 
 @cute.jit
+def store_one_if(condition: Boolean, x: cutlass.Float32, start: cute.Pointer):
+    """The same of one number."""
+    cute.arch.inline_ptx("st.global.f32 [{$r0}], {$r1};", read_only_args=[start, x], predicate=condition)
+
+
+@cute.jit
 def store_bulk_evict_first(sX: cute.Tensor, gOut: cute.Tensor, num_bytes: cutlass.Constexpr):  # 16-byte aligned
     """Starts a copy of shared to global memory, of a multiple of 16 bytes; commit and wait for its bulk group."""
     cute.arch.inline_ptx(
         "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [{$r0}], [{$r1}], {$r2}, {$r3};",
         read_only_args=[gOut.iterator, Int32(sX.iterator.toint()), Int32(num_bytes), Int64(EVICT_FIRST)],
     )
-
-
-@cute.jit
-def store_one_if(condition: Boolean, x: cutlass.Float32, start: cute.Pointer):
-    """The same of one number."""
-    cute.arch.inline_ptx("st.global.f32 [{$r0}], {$r1};", read_only_args=[start, x], predicate=condition)
 
 
 @cute.jit

@@ -22,6 +22,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, tcgen05, warpgroup
 from cutlass.pipeline import Agent, CooperativeGroup, PipelineState
 from cutlass.tensor_utils import LayoutEnum
 
+from cute_kernels.device import tensor_memory
 from cute_kernels.device.tensor_memory import fence_after, fence_before
 
 K = OperandMajorMode.K
@@ -156,7 +157,7 @@ class MmaSm100(_Engine):
         self.tmem = memory.TmemAllocator(
             storage.tmem_ptr.ptr, barrier_for_retrieve=pipeline.NamedBarrier(barrier_id=1, num_threads=self.threads)
         )
-        self.tmem.allocate(max(32, 1 << (self.tile[1] - 1).bit_length()))  # columns come in powers of two from 32
+        self.tmem.allocate(tensor_memory.allocation(self.tile[1]))
         self.tmem.relinquish_alloc_permit()
         self.done = pipeline.PipelineUmmaAsync.create(
             num_stages=1,

@@ -265,8 +265,8 @@ class ProductSm100(_Product):
 def row_product(arch, columns, k_tiles, parts, dtype, warpgroups, depth, together, alone):
     """The product on ``arch`` ("sm_90a", "sm_100a" or "sm_103a").
 
-    It may use two kinds of named barriers: ``together`` of all warpgroups, and of each alone, the first of which is
-    ``alone``.
+    It may use two kinds of named barriers: ``together`` of all warpgroups, and one for each warpgroup, the first of
+    which is ``alone``: on Hopper for its turn, of the two that hand it on, on Blackwell of its own threads.
     """
     product = ProductSm90 if arch == "sm_90a" else ProductSm100
     return product(columns, k_tiles, parts, dtype, warpgroups, depth, together, alone)

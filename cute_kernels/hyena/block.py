@@ -87,8 +87,9 @@ def hyena_block(
             `torch.backends.cuda.matmul.fp32_precision` first. The filter is always made in fp32.
         out: A contiguous, 16-byte aligned tensor to write to, which overlaps no input. Not differentiable.
 
-    On a GPU: D and d_inner multiples of 64, D from 64 to 1024, order 64. D = 128 and 256 run on kernels
-    alone, other widths use PyTorch for some stages and are slower. CPU tensors of any size run through plain
+    On a GPU: D and d_inner multiples of 64, D from 64 to 1024, order 64. D = 128 and 256 with d_inner a
+    multiple of 128 up to 2048 run on kernels alone where the filter reaches 32768 tokens at most; other sizes use
+    PyTorch for some stages and are slower. CPU tensors of any size run through plain
     PyTorch. Any B and L, 0 included. Any object with `__dlpack__` is accepted as x. Under autocast the block computes
     in fp32. Gradients reach x, all weights and z: the backward recomputes the block in PyTorch, in fp32, and is slow;
     there are none through prepared weights.
@@ -308,9 +309,9 @@ class Asked(NamedTuple):
     device: torch.device
 
 
-# One of each kind that the configurations tell apart.
-BATCHES = (1, 2, 4, 8, 32, 1 << 20)
-LENGTHS = tuple(sorted({2**k + offset for k in range(17) for offset in (-1, 0, 1)} - {0}))
+# So close together that each configuration has one of them: eight lengths an octave, and one more and less.
+BATCHES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64, 96, 128, 1 << 20)
+LENGTHS = tuple(sorted({(n << k) // 8 + more for k in range(17) for n in range(8, 16) for more in (-1, 0, 1)} - {0}))
 
 
 def check_shape(
@@ -357,7 +358,7 @@ def warmup(**shape: Any) -> None:
 
 
 def prebuilt_kernels() -> list[Kernel]:
-    """Three launches: of the official sizes, and of a HyenaDNA layer, for an H200's number of SMs, or a B200's."""
+    """Those of the official sizes, and of a HyenaDNA layer, for an H200's number of SMs, or a B200's."""
     problem, hyena_dna = HyenaProblem(256, 1024, ORDER, 5, None), HyenaProblem(256, 1024, ORDER, 5, 1)
     trained = HyenaOptions(filter_layout="transpose", bias_in_filter=False)
     cases = [(problem, HyenaOptions(), precision, *shape) for precision in precision_.NAMES for shape in _OFFICIAL]

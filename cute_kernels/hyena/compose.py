@@ -40,7 +40,9 @@ def filter_kernel(problem: HyenaProblem, options: HyenaOptions, length: int, sm_
     if problem.order != ORDER or problem.width % 64:
         return None
     layout, bias, stored = options.filter_layout, options.bias_in_filter, problem.z_rows is not None
-    return Filter.for_shape(problem.width, problem.emb_dim, layout, bias, stored, length, sm_count)
+    kernel = Filter.for_shape(problem.width, problem.emb_dim, layout, bias, stored, length, sm_count)
+    # Its offsets have 32 bits.
+    return kernel if kernel.fits and problem.width * pitch(length) < 1 << 32 else None
 
 
 def project_launch(
@@ -56,11 +58,10 @@ def project_launch(
         return None
     if p.inner % 64 or p.inner > 2048:
         return None
-    kernel = ProjectLaunch.for_shape(
+    return ProjectLaunch.for_shape(
         *(Precision.named(precision), p.width, p.inner, batch, conv_length, sm_count),
         *(p.emb_dim, options.filter_layout, options.bias_in_filter, p.z_rows is not None),
     )
-    return kernel if kernel.fits else None
 
 
 def conv_kernel(length: int, *, skip: bool, pre_gate: bool, post_gate: bool) -> LongConv | None:

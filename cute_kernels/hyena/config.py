@@ -317,6 +317,11 @@ class Filter(HyenaKernel):
         kept = 2 * self.ORDER * self.pitch + self.tile * (1 + self.emb_dim) + self.ORDER * self.emb_dim
         return kept + self.slots * self.warps * (16 * 68 + 2)
 
+    @property
+    def fits(self) -> bool:
+        """A wide emb_dim does not."""
+        return 4 * self.shared_floats <= 226 * 1024
+
     def compile(self, arch: str) -> Any:
         from cute_kernels.hyena import filter as filter_
 
@@ -516,17 +521,17 @@ class Project(HyenaKernel):
         layout: str,
         bias: bool,
         stored_z: bool,
-    ) -> Project:
+    ) -> Project | None:
+        """The fastest one, or None where positions have so many features that none fits."""
         f = Filter.for_shape(width, emb_dim, layout, bias, stored_z, conv_length, sm_count)
         rest = (emb_dim, layout, bias, stored_z)
         kernels = [
-            cls(precision.dtype, precision.parts, width, inner, channels, tile, *rest, positions, f.split)
+            cls(precision.dtype, precision.parts, width, inner, channels, tile, *rest, f.tile, f.split)
             for channels in (32, 64)[: 3 - precision.parts]
             for tile in cls.TILES
-            for positions in (f.tile, 32)  # 32 positions need less shared memory than 16
         ]
-        fitting = [k for k in kernels if k.fits]
-        return min(fitting, key=lambda k: (k.cost(batch, conv_length, sm_count), k.positions != f.tile))
+        fitting = (k for k in kernels if k.fits)
+        return min(fitting, key=lambda k: k.cost(batch, conv_length, sm_count), default=None)
 
     @property
     def depth(self) -> int:

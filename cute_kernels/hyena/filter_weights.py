@@ -12,6 +12,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 
+from cute_kernels.device.math import LOG2_E
 from cute_kernels.hyena import numerics
 from cute_kernels.hyena.config import Filter
 
@@ -83,7 +84,7 @@ class FilterWeightsRole:
                     if cutlass.const_expr(not self.config.bias):
                         record[1] = F32(0.0)
                     delta = mDeltas[row + 8 * r]
-                    record[2] = cute.arch.fmax(delta, -delta) * F32(-numerics.LOG2_E)
+                    record[2] = cute.arch.fmax(delta, -delta) * F32(-LOG2_E)
                 cute.autovec_copy(record, record_of(unit_of(mOperand, unit), lane // 4 + 8 * r))
         words = cute.make_tensor(cute.recast_ptr(weights.iterator, dtype=F32), cute.make_layout((4, VECTORS)))
         target = words_of(unit_of(mOperand, unit), lane)

@@ -141,7 +141,7 @@ def warmup(**shape: Any) -> None:
     current = backend.current()
     sm_count = current.sm_count(asked.device)
     kernels = (filter_kernel(asked.problem, asked.options, length, sm_count) for length in asked.lengths)
-    for kernel in dict.fromkeys(kernels):
+    for kernel in {kernel: None for kernel in kernels if kernel is not None}:
         current.function(kernel, asked.device)
 
 

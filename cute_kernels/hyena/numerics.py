@@ -5,9 +5,10 @@ import math
 import cutlass
 import cutlass.cute as cute
 
+from cute_kernels.device.math import LOG2_E
+
 F32, F64, I32 = cutlass.Float32, cutlass.Float64, cutlass.Int32
 
-LOG2_E = 1.4426950408889634
 GELU_C0, GELU_C1 = 0.7978845608028654, 0.044715  # sqrt(2 / pi), and the cubic term's factor
 
 # pi / 2 in three fp32 parts. On [-pi/4, pi/4], to 4e-9: sin(r) = r + r^3 S(r^2), cos(r) = 1 - r^2 / 2 + r^4 C(r^2).

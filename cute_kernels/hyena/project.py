@@ -35,7 +35,7 @@ from cute_kernels.runtime.kernel import compile_options
 F32, I32, I64 = cutlass.Float32, cutlass.Int32, cutlass.Int64
 ROW_BYTES = 128
 HALO = 8  # columns for the two tokens before a tile: the last two of them
-BARRIER = 1  # of the threads that multiply; 2 is the filter's
+BARRIER = 1  # of the threads that multiply; the filter's are 8 and up
 GROUP_BARRIER = 3  # of the first warpgroup, the next ones follow
 
 

@@ -319,7 +319,8 @@ def test_warmup_asks_for_every_kernel_of_a_call(arch, width):
         ready = set(b.asked)
         assert all(arch in kernel.archs for kernel in ready)
         b.asked.clear()
-        for batch, length in ((1, 1), (1, 131), (3, 541), (2, 4096)):
-            problem = block.HyenaProblem(width, 4 * width, 64, 5, None)
+        problem = block.HyenaProblem(width, 4 * width, 64, 5, None)
+        shapes = 2 ** (np.random.default_rng(0).random((500, 2)) * [7, 15])  # batch to 128, length to 32768
+        for batch, length in [(1, 1), (1, 131), (3, 541), (2, 4096), *shapes.astype(int).tolist()]:
             block._composition(torch.empty(1).expand(batch, length, width), problem, block.HyenaOptions(), "high")
         assert set(b.asked) <= ready

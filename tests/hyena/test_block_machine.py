@@ -57,3 +57,15 @@ def test_four_launches(width, inner, batch, length, arch):
         out = cute_kernels.hyena_block(x, params, precision="high")
     assert len(m.reports) == 4
     assert rel_l2(out, hyena.block(inputs)["out"]) < LIMITS["high"]
+
+
+@pytest.mark.parametrize("emb_dim", [401, 901])
+def test_more_features_of_a_position_than_shared_memory_holds(emb_dim):
+    """Beside project, or for the filter alone, too: PyTorch computes what no kernel has room for."""
+    x, params, inputs = make("official", batch=1, length=17, width=128, inner=128, emb_dim=emb_dim)
+    with machine.ptx_machine("sm_90a"):
+        out = cute_kernels.hyena_block(x, params, precision="highest")
+        k = cute_kernels.hyena_filter(params, 17)
+    want = hyena.block(inputs)
+    assert rel_l2(out, want["out"]) < LIMITS["highest"]
+    assert rel_l2(k, want["k"]) < LIMITS["highest"]

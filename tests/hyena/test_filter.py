@@ -1,11 +1,13 @@
-"""Every stage's kernel, compiled and run on the PTX machine, against the oracle's intermediates."""
+"""The filter's kernel, compiled and run on the PTX machine, against the oracle, and which one a shape gets."""
 
 import numpy as np
 import pytest
 import torch
 
 from cute_kernels.hyena import stages
+from cute_kernels.hyena.compose import filter_kernel
 from cute_kernels.hyena.config import Filter
+from cute_kernels.hyena.params import HyenaOptions, HyenaProblem
 from reference import hyena, hyena_inputs
 
 from .cases import poisoned, tensors
@@ -80,3 +82,9 @@ def test_filter_of_a_trained_model():
         stored = stages.hyena_filter(w, Filter(64, 11, "transpose", False, True), 40, 90, 0.05, torch.from_numpy(z))
     assert rel_l2(made[:, :40], hyena.hyena_filter(inputs, 40, 0.05, **options)["k"]) < 3e-6
     assert rel_l2(stored[:, :40], hyena.hyena_filter(inputs, 40, 0.05, **options, z=z)["k"]) < 3e-6
+
+
+def test_no_kernel_where_offsets_pass_32_bits():
+    problem, options = HyenaProblem(1024, 64, 64, 5, None), HyenaOptions()
+    assert filter_kernel(problem, options, (1 << 22) - 8, 132) is not None
+    assert filter_kernel(problem, options, 1 << 22, 132) is None
