@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -27,14 +28,16 @@ console = Console()
 
 @app.command()
 def info() -> None:
-    """Shows versions, devices, and where kernels come from, then every compiled kernel that is here."""
-    console.print(str(env_report()), highlight=False, soft_wrap=True)
+    """Shows every compiled kernel that is here, then versions, devices, and where kernels come from."""
     table = Table("from", "architecture", "size", "kernel", title="Compiled kernels")
-    folder = artifacts.folder()
-    for source, kernels in (("artifacts", build.find(folder) if folder else []), ("cache", cache.kernels())):
+    folder, cached = artifacts.folder(), []
+    with contextlib.suppress(FileNotFoundError):  # of a user without a home
+        cached = cache.kernels()
+    for source, kernels in (("artifacts", build.find(folder) if folder else []), ("cache", cached)):
         for kernel in kernels:
             table.add_row(source, kernel.arch, *_describe(kernel))
     console.print(table if table.row_count else "No compiled kernels yet.")
+    console.print(str(env_report()), highlight=False, soft_wrap=True)  # last, where hundreds of kernels don't hide it
 
 
 def _describe(built: build.Built) -> tuple[str, str]:
@@ -45,9 +48,16 @@ def _describe(built: build.Built) -> tuple[str, str]:
 
 @app.command("build")
 def build_(
-    out: Annotated[Path, typer.Option(help="Folder for the kernels; $CUTE_KERNELS_ARTIFACTS names it later.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            file_okay=False, writable=True, help="Folder for the kernels; $CUTE_KERNELS_ARTIFACTS names it later."
+        ),
+    ],
     arch: Annotated[list[str], typer.Option(help=f"Repeatable: {', '.join(arch_.NAMES)}.")],
-    jobs: Annotated[int, typer.Option(min=1, help="Compilers at a time, of about 0.5 GB each.")] = os.cpu_count() or 1,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Compilers at a time, of about 0.5 GB each; at most one for each GB of memory.")
+    ] = os.cpu_count() or 1,
 ) -> None:
     """Compiles the official and model configurations of every operator ahead of time. Needs no GPU."""
     for name in arch:
@@ -55,6 +65,10 @@ def build_(
             arch_.check(name)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--arch") from None
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(f"{out} can't be made: {error.strerror}", param_hint="--out") from None
     kernels = operators.prebuilt_kernels()
     count = len(artifacts.pairs(kernels, arch))
     start = time.monotonic()

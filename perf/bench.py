@@ -45,13 +45,14 @@ def bench(
     try:
         rivals.check(names, op.value)
         options = operator_options(op.value, precision.value, g_layout.value)
-        chosen = choose(cases_.cases(op.value, set_.value, options), only)
+        found = cases_.cases(op.value, set_.value, options)
+        chosen = choose(found, only)
     except ValueError as e:
         raise typer.BadParameter(str(e)) from None
     device = gpu()
     before = Run.load(compare_with) if compare_with else None
-    run = Run(op.value, set_.value, options, runs.machine(device, revision), TIMING)
-    out = out or runs.default_path(op.value, set_.value, options, run.machine)
+    run = Run(op.value, set_.value + part(found, chosen), options, runs.machine(device, revision), TIMING)
+    out = out or runs.default_path(op.value, run.set, options, run.machine)
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
@@ -101,6 +102,12 @@ def choose(found: list[cases_.Case], only: str) -> list[cases_.Case]:
         if name not in by_name:
             raise ValueError(f"only names {name!r}, but must name some of {', '.join(by_name)}")
     return [by_name[name] for name in names] or found
+
+
+def part(found: list[cases_.Case], chosen: list[cases_.Case]) -> str:
+    """What a name says of the chosen cases, so that a part takes the place of no whole set; of all: nothing."""
+    names = [case.name for case in chosen]
+    return "" if {*names} == {case.name for case in found} else "".join(f"-{name}" for name in names)
 
 
 def measure(case: cases_.Case, names: list[str], options: dict, repeats: int, check: bool, device) -> Row:

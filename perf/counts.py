@@ -32,13 +32,14 @@ def counts(
     """Counts what the kernels execute at the official sizes, on the PTX machine, for Hopper and Blackwell."""
     options = bench.operator_options(op.value, precision.value, g_layout.value)
     try:
-        chosen = bench.choose(cases_.cases(op.value, "official", options), only)
+        found = cases_.cases(op.value, "official", options)
+        chosen = bench.choose(found, only)
     except ValueError as e:
         raise typer.BadParameter(str(e)) from None
     data: dict[str, Any] = {"schema": SCHEMA, "op": op.value, "options": options}
     data["revision"] = runs.machine()["revision"]
     data |= {arch: {} for arch in ARCHS}
-    path = out / ("_".join(["counts", op.value, *options.values()]) + ".json")
+    path = out / ("_".join(["counts", op.value + bench.part(found, chosen), *options.values()]) + ".json")
     out.mkdir(parents=True, exist_ok=True)
     pairs = [(case, arch) for case in chosen for arch in ARCHS]
     try:

@@ -17,6 +17,7 @@ import typer
 
 from cute_kernels.hyena import stages, torch_path
 from cute_kernels.hyena.config import ClusterFinish, Filter, Finish, Precision, Project
+from perf.bench import gpu
 from perf.timing import cold_time, cold_times
 from reference import hyena, hyena_inputs
 
@@ -150,6 +151,7 @@ def check(
     size: list[str] = CHECKED,
 ) -> None:
     """Errors against float64, beside PyTorch's."""
+    gpu()
     for kind in ("official", "stress"):
         if "finish" in stage:
             for s in size:
@@ -166,6 +168,7 @@ def times(
     size: list[str] = TIMED,
 ) -> None:
     """Microseconds of each stage by precision and configuration."""
+    gpu()
     if "weights" in stage:
         for name in precision:
             time_weights(name)
@@ -196,7 +199,7 @@ def mix() -> None:
 
     "in a row" is a call's share of 20 in one CUDA graph, with all data in L2: what it adds to the block.
     """
-    device = torch.device("cuda")
+    device = gpu()
 
     def arguments(batch: int, length: int):  # u, k, skip, pre_gate, post_gate
         u, gate, k = (
@@ -271,7 +274,7 @@ def project(
     precision: list[str] = PRECISION,
 ) -> None:
     """The first two launches, or one where filter and weights are prepared: errors beside PyTorch's, microseconds."""
-    device = torch.device("cuda")
+    device = gpu()
     for kind in ("official", "stress") if check else ():
         for batch, length in map(batch_and_length, checked):
             inputs = hyena_inputs.SETS[kind](batch, length)

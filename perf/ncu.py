@@ -41,20 +41,22 @@ def ncu(
     """Profiles the kernels of a set's sizes: the stored report, a table of every kernel, and one page with plots."""
     try:
         options = bench.operator_options(op.value, precision.value, g_layout.value)
-        chosen = bench.choose(cases_.cases(op.value, set_.value, options), only)
+        whole = cases_.cases(op.value, set_.value, options)
+        chosen = bench.choose(whole, only)
     except ValueError as e:
         raise typer.BadParameter(str(e)) from None
     tool = shutil.which("ncu")
     if tool is None:
         raise typer.BadParameter("ncu was not found on the search path: install Nsight Compute")
     machine = runs.machine(bench.gpu(), revision)
-    path = out / ("ncu_" + runs.default_path(op.value, set_.value, options, machine).name)
+    set_name = set_.value + bench.part(whole, chosen)
+    path = out / ("ncu_" + runs.default_path(op.value, set_name, options, machine).name)
     out.mkdir(parents=True, exist_ok=True)
     spec = {"op": op.value, "set": set_.value, "only": only, "options": options}
     with console.status(f"profiling {len(chosen)} sizes of {op.value}"):
         raw = profile(tool, path.with_suffix(".ncu-rep"), spec)
     found = profiles(raw, [case.name for case in chosen])
-    data = {"schema": SCHEMA, "op": op.value, "set": set_.value, "options": options, "machine": machine}
+    data = {"schema": SCHEMA, "op": op.value, "set": set_name, "options": options, "machine": machine}
     data["cases"] = {case.name: {"read": case.read, "written": case.written} for case in chosen}
     data["kernels"] = [dataclasses.asdict(p) for p in found]
     path.write_text(json.dumps(data, indent=1) + "\n")

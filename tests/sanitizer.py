@@ -11,6 +11,7 @@ import argparse
 import functools
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -76,11 +77,15 @@ def main() -> int:
     cases = options.cases or list(CASES)
     if unknown := set(cases) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}")
+    if not torch.cuda.is_available():
+        parser.error("this needs an NVIDIA GPU")
     if options.run:
         for case in cases:
             CASES[case]()
         torch.cuda.synchronize()
         return 0
+    if shutil.which("compute-sanitizer") is None:
+        parser.error("compute-sanitizer was not found on the search path: install it with the CUDA toolkit")
     for case in cases:  # so that every kernel is compiled and cached before the tools look at it
         CASES[case]()
     clean = True

@@ -1,5 +1,7 @@
 """The command line."""
 
+import os
+
 import pytest
 from typer.testing import CliRunner
 
@@ -40,9 +42,17 @@ def test_build_then_info(tmp_path, monkeypatch):
 
     monkeypatch.setenv(artifacts.VARIABLE, str(out))
     cache.get(Scale(5.0), "sm_103a")
+    built[0].so.write_bytes(b"")
+    built[1].metadata.write_text("{")
     result = run(app, ["info"])
     assert result.exit_code == 0, result.output
-    for text in (f"{out}, 4 kernels", "nvidia-cutlass-dsl-libs-cu13", "Scale(factor=3.0, threads=256)", "sm_103a"):
+    for text in (
+        f"{out}, 4 kernels, 2 of them damaged",
+        f"{built[0].symbol} (damaged)",
+        "nvidia-cutlass-dsl-libs-cu13",
+        "Scale(factor=5.0, threads=256)",
+        "sm_103a",
+    ):
         assert text in result.output
 
 
@@ -56,6 +66,43 @@ def test_info_names_a_cache_that_is_refused(tmp_path):
     cache.folder().mkdir()
     cache.folder().chmod(0o777)
     assert "not used: other users can write" in run(app, ["info"]).output
+
+
+def test_info_of_a_user_without_a_home(monkeypatch):
+    monkeypatch.delenv(cache.VARIABLE)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what an unknown user gets
+    result = run(app, ["info"])
+    assert result.exit_code == 0, result.output
+    assert "none: this user has no home folder" in result.output
+
+
+@pytest.mark.parametrize("variable", [artifacts.VARIABLE, cache.VARIABLE])
+def test_info_names_what_is_no_folder(variable, tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setenv(variable, str(file))
+    assert "not a folder" in run(app, ["info"]).output
+
+
+def test_build_checks_its_folder_before_it_compiles(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    for out, message in (
+        (file, f"'{file}' is a file"),
+        (file / "out", "can't be made: Not a directory"),
+        ("/proc/x", "/proc/x can't be made: No such file or directory"),
+    ):
+        result = run(app, ["build", "--arch", "sm_90a", "--out", str(out)])
+        assert result.exit_code == 2
+        assert message in result.output
+        assert "compiling" not in result.output
+
+
+def test_build_refuses_no_jobs(tmp_path):
+    result = run(app, ["build", "--arch", "sm_90a", "--out", str(tmp_path), "--jobs", "0"])
+    assert result.exit_code == 2
+    assert "Invalid value for '--jobs'" in result.output
 
 
 def test_build_refuses_another_architecture(tmp_path):

@@ -6,6 +6,7 @@ import concurrent.futures
 import importlib.util
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from cute_kernels.runtime.fingerprint import fingerprint, sources
 from cute_kernels.runtime.kernel import Kernel
 
 VARIABLE = "CUTE_KERNELS_ARTIFACTS"
+COMPILER_BYTES = 1 << 30  # of the machine's memory for each compiler, which takes about half of it
 
 
 def folder() -> Path | None:
@@ -58,21 +60,35 @@ def pairs(kernels: Iterable[Kernel], archs: Iterable[str]) -> list[tuple[Kernel,
 
 
 def build_all(kernels: Iterable[Kernel], archs: Iterable[str], out: Path, jobs: int) -> Iterator[Built]:
-    """Compiles every kernel for every architecture into `out`, in `jobs` processes; yields each as it is done.
+    """Compiles every kernel for every architecture into `out`; yields each as it is done.
 
-    What is there already, made from the same sources by the same toolchain, is left as it is. RuntimeError names the
-    first kernel that failed; those not yet begun are then given up.
+    In `jobs` processes, but no more than there are kernels, or GB of memory. What is there already, made from the same
+    sources by the same toolchain, is left as it is. RuntimeError names the first kernel that failed; those not yet
+    begun are then given up.
     """
     # Fresh processes: a fork would copy the compiler's locks and threads in whatever state they are.
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        tasks = {pool.submit(_build_one, kernel, arch, out): (kernel, arch) for kernel, arch in pairs(kernels, archs)}
+    wanted = pairs(kernels, archs)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    jobs = min(jobs, max(1, len(wanted)), max(1, memory // COMPILER_BYTES))
+    with concurrent.futures.ProcessPoolExecutor(jobs, context, _end_with_parent) as pool:
+        tasks = [pool.submit(_build_one, kernel, arch, out) for kernel, arch in wanted]
         try:
             for task in concurrent.futures.as_completed(tasks):
                 yield task.result()
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _end_with_parent() -> None:
+    """A worker waits for its next kernel forever, also where its parent was killed."""
+
+    def wait() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _build_one(kernel: Kernel, arch: str, out: Path) -> Built:

@@ -47,8 +47,13 @@ def kernels() -> list[Built]:
 
 
 def _check_owner(path: Path) -> None:
-    """PermissionError where another user could put code into `path` for this process to run."""
+    """PermissionError where another user could put code into `path` for this process to run.
+
+    NotADirectoryError where it is no folder.
+    """
     status = path.stat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(f"{path} is not a folder")
     if status.st_uid not in (os.geteuid(), 0):
         raise PermissionError(f"{path} belongs to another user")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import platform
 import sys
 from pathlib import Path
@@ -69,7 +70,9 @@ def _artifacts() -> str:
     folder = artifacts.folder()
     if folder is None:
         return f"none (${artifacts.VARIABLE} is not set)"
-    return f"{folder}, {len(build.find(folder))} kernels"
+    if not os.path.isdir(folder):
+        return f"{folder}, {'not a folder' if os.path.exists(folder) else 'no such folder'}"
+    return f"{folder}, {_count(build.find(folder))}"
 
 
 def _cache() -> str:
@@ -83,4 +86,9 @@ def _cache() -> str:
         pass
     except OSError as error:
         return f"{folder}, not used: {error}"
-    return f"{folder}, {len(cache.kernels())} kernels"
+    return f"{folder}, {_count(cache.kernels())}"
+
+
+def _count(kernels: list[build.Built]) -> str:
+    damaged = sum(not kernel.intact("so") for kernel in kernels)
+    return f"{len(kernels)} kernels" + (f", {damaged} of them damaged" if damaged else "")

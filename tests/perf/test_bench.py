@@ -39,6 +39,17 @@ def test_only_some_sizes(without_gpu, tmp_path):
     assert [row.name for row in runs.Run.load(out).rows] == ["1x8", "8x8"]
 
 
+def test_a_part_does_not_replace_the_whole(without_gpu, tmp_path):
+    without_gpu.setattr(runs, "FOLDER", tmp_path)
+    for only in ("", "1x8", "1x8, 8x8"):
+        assert run("--op", "mamba_segsum", "--only", only).exit_code == 0
+    assert {path.name: len(runs.Run.load(path).rows) for path in tmp_path.glob("*.json")} == {
+        "mamba_segsum_official_per_head_h200_2026-01-02.json": 16,
+        "mamba_segsum_official-1x8_per_head_h200_2026-01-02.json": 1,
+        "mamba_segsum_official-1x8-8x8_per_head_h200_2026-01-02.json": 2,
+    }
+
+
 def test_an_earlier_run_is_compared(without_gpu, tmp_path):
     made(factor=2.0).save(tmp_path / "old.json")
     result = run("--op", "mamba_segsum", "--out", tmp_path / "new.json", "--compare", tmp_path / "old.json")

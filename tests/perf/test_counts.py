@@ -1,6 +1,8 @@
 import pytest
+from typer.testing import CliRunner
 
 from perf import cases, counts
+from perf.__main__ import app
 
 
 @pytest.mark.parametrize("arch", counts.ARCHS)
@@ -12,3 +14,12 @@ def test_segsum_does_the_least_matrix_work_and_writes_its_bytes(arch):
     assert one["l2_bytes"] >= by_name["1x1"].bytes
     assert one["launches"] == eight["launches"] == 1
     assert eight["instructions"] < 8 * one["instructions"]  # larger tiles, fewer scans
+
+
+def test_a_part_does_not_replace_the_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(counts, "count", lambda *_: {})
+    for only in ("", "131, 256"):
+        arguments = ["counts", "--op", "hyena_filter", "--only", only, "--out", str(tmp_path)]
+        assert CliRunner().invoke(app, arguments).exit_code == 0
+    found = {path.name: len(counts.load(path)["sm_90a"]) for path in tmp_path.iterdir()}
+    assert found == {"counts_hyena_filter.json": 10, "counts_hyena_filter-131-256.json": 2}

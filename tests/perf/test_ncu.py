@@ -61,7 +61,7 @@ def profiled(tmp_path, monkeypatch):
 
 def test_the_command_writes_json_and_a_page(profiled):
     (path,) = profiled.glob("ncu_*.json")
-    assert path.name == "ncu_mamba_segsum_official_per_head_h200_2026-01-02.json"
+    assert path.name == "ncu_mamba_segsum_official-1x1-8x8_per_head_h200_2026-01-02.json"
     data = ncu.load(path)
     assert len(data["kernels"]) == 4
     text = path.with_suffix(".html").read_text()
@@ -72,7 +72,7 @@ def test_the_command_writes_json_and_a_page(profiled):
 def test_the_report_shows_the_profile(profiled):
     _, profiles_, _ = report.stored(profiled)
     (section,) = map(ncu.section, profiles_)
-    assert section["title"] == "mamba_segsum, official sizes, g_layout per_head"
+    assert section["title"] == "mamba_segsum, official-1x1-8x8 sizes, g_layout per_head"
     assert "580.1" in section["machine"]
 
 

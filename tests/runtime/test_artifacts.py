@@ -1,5 +1,6 @@
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,47 @@ def test_a_library_from_other_sources_is_refused(shipped):
     shipped.metadata.write_text(json.dumps({**shipped.read_metadata(), "sources": "of yesterday"}))
     with pytest.raises(RuntimeError, match="other sources of cute_kernels"):
         artifacts.load(Scale(), "sm_90a")
+
+
+def test_there_are_no_more_compilers_than_kernels_or_memory(tmp_path, monkeypatch):
+    asked = []
+
+    def executor(jobs, *_):
+        asked.append(jobs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(artifacts.concurrent.futures, "ProcessPoolExecutor", executor)
+    kernels = [Scale(float(i)) for i in range(3)]
+    for bytes_each in (1, 1 << 60):
+        monkeypatch.setattr(artifacts, "COMPILER_BYTES", bytes_each)
+        with pytest.raises(KeyboardInterrupt):
+            next(artifacts.build_all(kernels, ["sm_90a", "sm_100a"], tmp_path, 1000))
+    assert asked == [6, 1]
+
+
+KILLED = """
+import multiprocessing, os, signal
+from pathlib import Path
+from tests.runtime.kernels import Scale
+from cute_kernels.runtime import artifacts
+
+if __name__ == "__main__":
+    kernels = [Scale(), Scale(3.0)]
+    made = artifacts.build_all(kernels, ["sm_90a"], Path({out!r}), 1)
+    next(made)
+    print(*(process.pid for process in multiprocessing.active_children()), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_workers_end_with_their_parent(start, tmp_path):
+    process = start(KILLED.format(out=str(tmp_path)))
+    workers = [Path("/proc", pid) for pid in process.stdout.readline().split()]
+    assert workers, process.communicate()[1]
+    deadline = time.monotonic() + 30
+    while any(worker.exists() for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(worker.exists() for worker in workers)
 
 
 def test_a_driver_that_is_too_old_is_named(shipped, monkeypatch):

@@ -1,7 +1,7 @@
 import os
 
 import cute_kernels
-from cute_kernels.runtime import artifacts, build, toolchain
+from cute_kernels.runtime import artifacts, build, cache, toolchain
 
 from .conftest import finish
 
@@ -18,6 +18,15 @@ def test_it_names_what_matters():
 def test_it_counts_artifacts(scale_sm90a, monkeypatch):
     monkeypatch.setenv(artifacts.VARIABLE, str(scale_sm90a.folder))
     assert cute_kernels.env_report().entries["artifacts"] == f"{scale_sm90a.folder}, 1 kernels"
+
+
+def test_it_says_where_there_is_no_folder(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for name, message in (("nope", "no such folder"), ("file", "not a folder")):
+        monkeypatch.setenv(artifacts.VARIABLE, str(tmp_path / name))
+        assert cute_kernels.env_report().entries["artifacts"] == f"{tmp_path / name}, {message}"
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file"))
+    assert cute_kernels.env_report().entries["cache"].endswith(f"not used: {tmp_path / 'file'} is not a folder")
 
 
 def test_a_machine_without_compiler_or_linker(monkeypatch):
