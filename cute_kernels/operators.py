@@ -62,7 +62,8 @@ def _module(operator: str, shape: dict[str, Any]):
         raise ValueError(f"operator is {operator!r}, but must be one of {', '.join(map(repr, _OPERATORS))}")
     module = _OPERATORS[operator]
     parameters = inspect.signature(module.check_shape).parameters.values()
-    takes = {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
+    settled = getattr(module.check_shape, "keywords", ())  # of a partial
+    takes = {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in settled}
     for name in shape:
         if name not in takes:
             raise TypeError(f"{operator}: {name} is no argument of it; it takes {', '.join(takes)}")

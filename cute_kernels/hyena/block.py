@@ -87,12 +87,11 @@ def hyena_block(
             `torch.backends.cuda.matmul.fp32_precision` first. The filter is always made in fp32.
         out: A contiguous, 16-byte aligned tensor to write to, which overlaps no input. Not differentiable.
 
-    On a GPU: D and d_inner multiples of 64, D from 64 to 1024, order 64. D = 128 and 256 with d_inner a
-    multiple of 128 up to 2048 run on kernels alone where the filter reaches 32768 tokens at most; other sizes use
-    PyTorch for some stages and are slower. CPU tensors of any size run through plain
-    PyTorch. Any B and L, 0 included. Any object with `__dlpack__` is accepted as x. Under autocast the block computes
-    in fp32. Gradients reach x, all weights and z: the backward recomputes the block in PyTorch, in fp32, and is slow;
-    there are none through prepared weights.
+    On a GPU: D and d_inner multiples of 64, D from 64 to 1024, order 64. D = 128 and 256 with d_inner a multiple of
+    128 up to 2048 run on kernels alone where the filter reaches 32768 tokens at most; other sizes use PyTorch for some
+    stages and are slower. CPU tensors of any size run through plain PyTorch. Any B and L, 0 included. Any object with
+    `__dlpack__` is accepted as x. Under autocast the block computes in fp32. Gradients reach x, all weights and z: the
+    backward recomputes the block in PyTorch, in fp32, and is slow; there are none through prepared weights.
 
     Raises:
         ValueError: an argument is wrong: its rank, size, type, device or value.
@@ -281,9 +280,8 @@ def prepare(params: HyenaBlockParams, seq_len: int, precision: str | None) -> Pr
     """`HyenaBlockParams.prepare`."""
     name = "HyenaBlockParams.prepare"
     seq_len = checks.integer(name, "seq_len", seq_len, least=0)
-    rows = params.problem.z_rows
-    if rows is not None and rows < params.options.l_max and seq_len > rows:
-        raise checks.wrong(name, "seq_len", seq_len, f"at most {rows}, the rows of z")
+    if _passes_z(seq_len, params.problem, params.options):
+        raise checks.wrong(name, "seq_len", seq_len, f"at most {params.problem.z_rows}, the rows of z")
     precision = precision_.resolve(name, precision)
     x = torch.empty(1, 1, 1, dtype=torch.float32, device=params.device).expand(1, seq_len, params.problem.width)
     composition = _composition(x, params.problem, params.options, precision)
@@ -409,10 +407,15 @@ def check_input(x: Tensor, problem: HyenaProblem, device: torch.device, options:
         raise checks.wrong(OPERATOR, "x", f"of shape {list(x.shape)}", must)
     if x.device != device:
         raise checks.wrong(OPERATOR, "x", f"on {x.device}", f"on {device} like the weights")
-    if problem.z_rows is not None and problem.z_rows < options.l_max and x.shape[1] > problem.z_rows:
+    if _passes_z(x.shape[1], problem, options):
         raise checks.wrong(
             OPERATOR, "x", f"of shape {list(x.shape)}", f"of at most {problem.z_rows} tokens, as z has that many rows"
         )
+
+
+def _passes_z(length: int, problem: HyenaProblem, options: HyenaOptions) -> bool:
+    """Whether a filter as long as the tokens, l_max at most, needs positions that z has not."""
+    return problem.z_rows is not None and problem.z_rows < options.l_max and length > problem.z_rows
 
 
 def check_supported(problem: HyenaProblem, operator: str = OPERATOR) -> None:

@@ -10,6 +10,7 @@ For t = 0 .. L-1, n = norm_len or L, and bands = (emb_dim - 1) / 2:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,6 @@ from cute_kernels.hyena import block, stages, torch_path
 from cute_kernels.hyena.compose import filter_kernel
 from cute_kernels.hyena.params import (
     FILTER_NAMES,
-    ORDER,
     HyenaBlockParams,
     HyenaOptions,
     HyenaProblem,
@@ -107,32 +107,8 @@ def check_length(seq_len: int, problem: HyenaProblem) -> int:
     return seq_len
 
 
-def check_shape(
-    *,
-    d_model: int,
-    emb_dim: int = 5,
-    filter_order: int = ORDER,
-    filter_layout: str = "reshape",
-    bias_in_filter: bool = True,
-    stored_z: bool = False,
-    batch: int | None = None,
-    seq_len: int | None = None,
-    device: torch.device | str | int | None = None,
-) -> block.Asked:
-    """As the block's, but for d_inner and the precision, which a filter has not."""
-    return block.check_shape(
-        OPERATOR,
-        d_model=d_model,
-        d_inner=64,
-        emb_dim=emb_dim,
-        filter_order=filter_order,
-        filter_layout=filter_layout,
-        bias_in_filter=bias_in_filter,
-        stored_z=stored_z,
-        batch=batch,
-        seq_len=seq_len,
-        device=device,
-    )
+# As the block's, but for d_inner and the precision, which a filter has not.
+check_shape = functools.partial(block.check_shape, OPERATOR, d_inner=64, precision=None)
 
 
 def warmup(**shape: Any) -> None:
@@ -141,7 +117,7 @@ def warmup(**shape: Any) -> None:
     current = backend.current()
     sm_count = current.sm_count(asked.device)
     kernels = (filter_kernel(asked.problem, asked.options, length, sm_count) for length in asked.lengths)
-    for kernel in {kernel: None for kernel in kernels if kernel is not None}:
+    for kernel in dict.fromkeys(filter(None, kernels)):
         current.function(kernel, asked.device)
 
 
