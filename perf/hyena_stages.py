@@ -22,7 +22,7 @@ from perf.timing import cold_time, cold_times
 from reference import hyena, hyena_inputs
 
 D, D_INNER, EPS, SHIFT = 256, 1024, 1e-5, 0.05
-FINISH = ((4, 8), (2, 8), (2, 16), (2, 24), (2, 32))  # split and tokens of a block
+FINISH = ((8, 8, 4), (8, 8, 2), (4, 8, 1), *((2, tokens, 1) for tokens in (8, 16, 24, 32)))  # split, tokens, copies
 FILTERS = [  # positions of a task, tasks that share the channels, warpgroups
     Filter(D, 5, "reshape", True, False, *choice) for choice in itertools.product((8, 16, 32), (1, 2, 4), (1, 2))
 ]
@@ -33,7 +33,10 @@ app = typer.Typer()
 def finish_kernels(precision: str) -> dict[str, ClusterFinish | Finish]:
     p = Precision.named(precision)
     fields = (p.dtype, p.parts, D, D_INNER)
-    clusters = {f"{split} x {tokens}": ClusterFinish(*fields, split, tokens) for split, tokens in FINISH}
+    clusters = {
+        f"{split} x {tokens} / {copies}": ClusterFinish(*fields, split, tokens, copies)
+        for split, tokens, copies in FINISH
+    }
     return clusters | {"tiles": Finish(*fields)}
 
 

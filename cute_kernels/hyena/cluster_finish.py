@@ -1,10 +1,12 @@
 """The block's second half in one kernel: out_proj, residual, LayerNorm, fc1, GELU, fc2, residual.
 
-A cluster has a tile of tokens. Each of its blocks owns some of them: it computes out_proj, LayerNorm and the output for
+A cluster has a tile of tokens. Each of its blocks has some of them: it computes out_proj, LayerNorm and the output for
 these. For the MLP a block has a part of the hidden width instead, for all tokens of the tile: blocks send each other
-their normalised tokens before it and the sums of their tokens after it. Two warpgroups compute, each with half of the
-rows of every box of weights; a warp streams these through shared memory (`cluster_finish_stream`). What happens to
-tokens between the products is in `cluster_finish_rows`.
+their normalised tokens before it and the sums of their tokens after it. Where few tokens leave SMs free, several blocks
+compute out_proj and LayerNorm of the same tokens (`copies`), and each makes the output of a part of them: the hidden
+width is divided further, and nothing more is exchanged. Two warpgroups compute, each with half of the rows of every box
+of weights; a warp streams these through shared memory (`cluster_finish_stream`). What happens to tokens between the
+products is in `cluster_finish_rows`.
 """
 
 from __future__ import annotations
@@ -140,7 +142,7 @@ class ClusterFinishKernel:
         tidx = cute.arch.thread_idx()[0]
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-        token0 = cute.arch.block_idx()[0] * c.tokens  # the first that the block owns
+        token0 = cute.arch.block_idx()[0] // c.copies * c.tokens  # the block's first
 
         storage = memory.SmemAllocator().allocate(self.Storage)
         full, empty = storage.full.data_ptr(), storage.empty.data_ptr()
@@ -154,9 +156,8 @@ class ClusterFinishKernel:
             cute.arch.mbarrier_init(freed, c.split - 1)
             cute.arch.mbarrier_init(summed, 1)
             cute.arch.mbarrier_init_fence()
-            others = (c.split - 1) * c.tokens * c.width
-            cute.arch.mbarrier_arrive_and_expect_tx(gathered, 2 * c.parts * others)
-            cute.arch.mbarrier_arrive_and_expect_tx(summed, 4 * others)
+            cute.arch.mbarrier_arrive_and_expect_tx(gathered, 2 * c.parts * (c.groups - 1) * c.tokens * c.width)
+            cute.arch.mbarrier_arrive_and_expect_tx(summed, c.sums_bytes)
         cute.arch.sync_threads()
         cute.arch.cluster_arrive_relaxed()  # other blocks' barriers are needed for the first exchange
 
@@ -173,7 +174,7 @@ class ClusterFinishKernel:
                 cute.arch.setmaxregister_increase(240)
             sHalf = storage.sW.get_tensor(half_layout.outer, swizzle=half_layout.inner)  # (64, 64, 2 * parts * stages)
             sP = storage.sHidden.get_tensor(p_layout.outer, swizzle=p_layout.inner)  # (tokens, 64, parts * K tiles)
-            shape = (4, c.consumers, c.tokens // 8, c.row_boxes, c.split - 1)
+            shape = (4, c.consumers // c.copies, c.tokens // 8, c.row_boxes, c.split - 1)
             sSums = cute.make_tensor(
                 cute.recast_ptr(storage.sExchange.data_ptr(), dtype=F32).align(16), cute.make_layout(shape)
             )
@@ -233,7 +234,7 @@ class ClusterFinishKernel:
         sP: cute.Tensor,  # (tokens, 64, parts * K tiles)
         exchange: cute.Pointer,
         hidden_operand: cute.Pointer,
-        sSums: cute.Tensor,  # (4, 256, tokens / 8, row boxes, split - 1)
+        sSums: cute.Tensor,  # (4, 256 / copies, tokens / 8, row boxes, split - 1)
         sBound: cute.Tensor,  # (4, 8)
         sFactor: cute.Tensor,  # (2,): the inverse scale of the normalised tokens, the scale of the activations
         sScale: cute.Tensor,  # (tokens,)
@@ -246,15 +247,15 @@ class ClusterFinishKernel:
         self.stream.begin(done, address)
         per_token = cute.make_layout((2, 2, c.tokens // 8, c.row_boxes))
 
-        # The inputs of the call may be read before the launch in front has ended, what kernels made may not.
+        # The inputs of the call may be read before the launch in front has ended, what kernels made may not. The bounds
+        # below are found while p is on its way.
         x = cute.make_rmem_tensor(per_token, F32)
         rows.load_tokens(mX, x, token0, tidx)
         norm_w, norm_b, bias_o = (rows.load_channels(m, tidx, c.row_boxes) for m in (mNw, mNb, mBo))
         all_w, all_b, all_b1 = rows.load_all(mNw, tidx), rows.load_all(mNb, tidx), rows.load_all(mB1, tidx)
+        cute.arch.griddepcontrol_wait()
         p = cute.make_rmem_tensor((c.width // 32, c.tokens // 8), F32)
-        if cutlass.const_expr(not c.operands_older):
-            cute.arch.griddepcontrol_wait()
-            rows.load_convolved(mP, p, token0, length, conv_length, mX.shape[0], tidx)
+        rows.load_convolved(mP, p, token0, length, conv_length, mX.shape[0], tidx)
         all_norm1, scale_o = rows.load_all(mNorm1, tidx), rows.load_channels(mSo, tidx, c.row_boxes)
         first = rank * c.chunks  # of this block's part of the hidden width
         scale1, bias1 = self.hidden_vectors(mS1, mB1, first, tidx)
@@ -283,9 +284,6 @@ class ClusterFinishKernel:
         norm_w.store(norm_w.load() * scale_n)
         norm_b.store(norm_b.load() * scale_n)
 
-        if cutlass.const_expr(c.operands_older):
-            cute.arch.griddepcontrol_wait()
-            rows.load_convolved(mP, p, token0, length, conv_length, mX.shape[0], tidx)
         rows.store_largest(p, sLargest, tidx)
         rows.sync()
         rows.store_convolved(p, sLargest, sScale, sP, c.parts, tidx)
@@ -302,7 +300,7 @@ class ClusterFinishKernel:
         fH = mma.make_fragment_B(slice_.partition_B(sH))  # (MMA, 1, K blocks, (2, parts * buffers))
         state = self.stream.begin_state(done, address, wg)
 
-        # out_proj of the owned tokens, and LayerNorm
+        # out_proj of the block's tokens, and LayerNorm
         r = cute.make_rmem_tensor(per_token, F32)
         flat = cute.make_tensor(r.iterator, cute.make_layout((c.tokens // 2, c.row_boxes)))
         state = self.stream.product(
@@ -310,14 +308,15 @@ class ClusterFinishKernel:
         )
         rows.add_residual(r, x, scale_o, bias_o, sScale, tidx)
         rows.statistics(r, sReduce, sStat, eps, tidx)
-        rows.store_normalised(r, sStat, norm_w, norm_b, wN, rank * (c.tokens // 8), self.dtype, tidx)
+        group, member = rank // c.copies, rank % c.copies
+        rows.store_normalised(r, sStat, norm_w, norm_b, wN, group * (c.tokens // 8), self.dtype, tidx)
         cute.arch.fence_proxy("async.shared", space="cta")
         rows.sync()
         cute.arch.cluster_wait()
-        copy, own = tidx, c.tokens * c.width  # elements
-        if copy < (c.split - 1) * c.parts:
-            source = exchange + (copy % c.parts * (c.tile * c.width) + rank * own)
-            peer = (rank + 1 + copy // c.parts) % c.split
+        own = c.tokens * c.width  # elements
+        if tidx < (c.groups - 1) * c.parts:  # to one block of each other group
+            source = exchange + (tidx % c.parts * (c.tile * c.width) + group * own)
+            peer = (group + 1 + tidx // c.parts) % c.groups * c.copies + member
             cluster.copy_to_peer(source.align(16), gathered, peer, 2 * own)
         cute.arch.mbarrier_wait(gathered, 0)
 
@@ -362,9 +361,10 @@ class ClusterFinishKernel:
         scale2, bias2 = rows.load_channels(mS2, tidx, c.row_boxes), rows.load_channels(mB2, tidx, c.row_boxes)
         last = (c.chunks - 1) % 2
 
-        # Each block gets the others' sums of the tokens that it owns; the first box's while the next is computed.
+        # Each block gets the others' sums of those tokens whose output it makes; the first box's while the next is
+        # computed.
         blocks, kind = c.tokens // 8, (c.tile, True)
-        sums = cute.make_tensor(total.iterator, cute.make_layout((4, blocks, c.split, c.row_boxes)))
+        sums = cute.make_tensor(total.iterator, cute.make_layout((4, blocks, c.groups, c.row_boxes)))
         if cutlass.const_expr(c.parts == 1):
             state = self.stream.start_last(full, empty, state, wg, total, kind, fA, fH, 2 * last)
         for n in cutlass.range_constexpr(c.row_boxes):
@@ -377,19 +377,23 @@ class ClusterFinishKernel:
                 self.stream.wait_for(state, n, total)
             if cutlass.const_expr(n == 0):
                 cute.arch.mbarrier_wait(freed, 0)
-            for owner in cutlass.range_constexpr(c.split):
+            for g in cutlass.range_constexpr(c.groups):
+                owner = g * c.copies + rows.copy_of(tidx, c.copies)
                 if owner != rank:
-                    rows.send_sums(sums[None, None, owner, n], sSums, summed, rank, owner, n, c.split, tidx)
+                    rows.send_sums(sums[None, None, g, n], sSums, summed, rank, owner, n, c.split, tidx)
         self.stream.end(address)
         cute.arch.mbarrier_wait(summed, 0)
         scale2.store(scale2.load() * numerics.inverse_of(sFactor[1]))
-        for owner in cutlass.range_constexpr(c.split):
-            if owner == rank:
+        for g in cutlass.range_constexpr(c.groups):
+            if g * c.copies + rows.copy_of(tidx, c.copies) == rank:
                 mine = cute.make_rmem_tensor((4, blocks, c.row_boxes), F32)
-                mine.store(sums[None, None, owner, None].load())
+                mine.store(sums[None, None, g, None].load())
                 rows.add_sums(mine, sSums, tidx)
                 rows.add_scaled(r, cute.make_tensor(mine.iterator, per_token), scale2, bias2)
-        rows.store_tokens(r, mOut, token0, tidx)
+                if cutlass.const_expr(c.copies > 1):
+                    rows.store_tokens(r, mOut, token0, tidx)
+        if cutlass.const_expr(c.copies == 1):
+            rows.store_tokens(r, mOut, token0, tidx)
 
     @cute.jit
     def hidden_vectors(self, mS1: cute.Tensor, mB1: cute.Tensor, chunk: I32, tidx: I32):

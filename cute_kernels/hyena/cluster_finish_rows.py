@@ -14,6 +14,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 
+from cute_kernels.device.math import select
 from cute_kernels.hyena import numerics
 from cute_kernels.hyena.config import ClusterFinish
 
@@ -38,6 +39,11 @@ def row_of(tidx: I32):
 def token_of(tidx: I32, j: cutlass.Constexpr):
     """The first of the thread's two tokens in block j of 8."""
     return 8 * j + tidx % 4 * 2
+
+
+def copy_of(tidx: I32, copies: int):
+    """Which of the blocks with the same tokens makes the output of this thread's: the lanes' pairs are divided."""
+    return 0 if copies == 1 else tidx % 4 // (4 // copies)
 
 
 @cute.jit
@@ -100,17 +106,18 @@ def load_convolved(
     tokens: I32,
     tidx: I32,
 ):
-    """Of one token in each 8, neighbouring channels; 0 where the operator doesn't reach."""
-    out.fill(0.0)
+    """Of one token in each 8, neighbouring channels; 0 where the operator doesn't reach. Beyond the last, the last.
+
+    No branch, because the compiler would put what waits for earlier loads in front of it.
+    """
     per = cute.size(out, mode=[0])
     for j in cutlass.range_constexpr(cute.size(out, mode=[1])):
-        token = token0 + 8 * j + tidx % 8
+        token = cutlass.min(token0 + 8 * j + tidx % 8, tokens - 1)
         batch = token // length
         t = token - batch * length
-        if token < tokens and t < conv_length:
-            channels = mP[batch, None, t]  # (D,)
-            for i in cutlass.range_constexpr(per):
-                out[i, j] = channels[tidx // 8 * per + i]
+        channels = mP[batch, None, cutlass.min(t, conv_length - 1)]  # (D,)
+        for i in cutlass.range_constexpr(per):
+            out[i, j] = select(t < conv_length, channels[tidx // 8 * per + i], 0.0)
 
 
 @cute.jit
@@ -284,37 +291,44 @@ def activate(
             store_pair(v[None, i], words[lane, 2 * warp + i, j, None], dtype)
 
 
+def place_of(tidx: I32, sSums: cute.Tensor):
+    """A thread's place in sSums, among those of its block's share of the lanes."""
+    lanes = 4 * cute.size(sSums, mode=[1]) // THREADS  # of 4
+    return tidx // 4 * lanes + tidx % lanes
+
+
 @cute.jit
 def send_sums(
     sums: cute.Tensor,  # (4, tokens / 8) registers
-    sSums: cute.Tensor,  # (4, 256 threads, tokens / 8, row boxes, split - 1): what other blocks send
+    sSums: cute.Tensor,  # (4, 256 / copies, tokens / 8, row boxes, split - 1): what other blocks send
     mbar: cute.Pointer,
     rank: I32,
-    owner: cutlass.Constexpr,
+    owner: I32,
     n: cutlass.Constexpr,
     split: cutlass.Constexpr,
     tidx: I32,
 ):
-    """This block's sums, in row box n, of the tokens that block `owner` owns, to its shared memory."""
-    slot = (rank - owner + split) % split - 1
+    """This block's sums, in row box n, of the tokens whose output block `owner` makes, to its shared memory."""
+    slot, thread = (rank - owner + split) % split - 1, place_of(tidx, sSums)
     words = cute.recast_tensor(sums, I32)
     for j in cutlass.range_constexpr(cute.size(sums, mode=[1])):
         four = tuple(words[i, j] for i in range(4))
-        cute.arch.store_async_dsmem(sSums[None, tidx, j, n, slot].iterator.align(16), four, mbar, owner)
+        cute.arch.store_async_dsmem(sSums[None, thread, j, n, slot].iterator.align(16), four, mbar, owner)
 
 
 @cute.jit
 def add_sums(
     mine: cute.Tensor,  # (4, tokens / 8, row boxes) registers, in place
-    sSums: cute.Tensor,  # (4, 256 threads, tokens / 8, row boxes, split - 1)
+    sSums: cute.Tensor,  # (4, 256 / copies, tokens / 8, row boxes, split - 1)
     tidx: I32,
 ):
     """Adds what the cluster's other blocks have sent, in the order of their ranks after this block's."""
+    thread = place_of(tidx, sSums)
     for n in cutlass.range_constexpr(cute.size(mine, mode=[2])):
         for j in cutlass.range_constexpr(cute.size(mine, mode=[1])):
             for slot in cutlass.range_constexpr(cute.size(sSums, mode=[4])):
                 other = cute.make_rmem_tensor(4, F32)
-                cute.autovec_copy(sSums[None, tidx, j, n, slot], other)
+                cute.autovec_copy(sSums[None, thread, j, n, slot], other)
                 for i in cutlass.range_constexpr(4):
                     mine[i, j, n] = mine[i, j, n] + other[i]
 

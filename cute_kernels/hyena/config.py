@@ -133,8 +133,9 @@ class Finish(HyenaKernel):
 class ClusterFinish(HyenaKernel):
     """out_proj, residual, LayerNorm, fc1, GELU, fc2, residual, with tokens as the columns of every product.
 
-    `split` blocks, a cluster, share a tile of tokens. Each owns `tokens` of them, for everything but the MLP, and has a
-    part of the hidden width for all of them.
+    `split` blocks, a cluster, share a tile of tokens. Each has `tokens` of them, for everything but the MLP, and a part
+    of the hidden width for all of them. With `copies`, so many blocks have the same tokens: they repeat out_proj and
+    LayerNorm, because that costs less than a larger tile's exchanges, and divide the output.
     """
 
     dtype: str
@@ -142,7 +143,8 @@ class ClusterFinish(HyenaKernel):
     width: int
     inner: int
     split: int  # blocks of a cluster
-    tokens: int  # that a block owns
+    tokens: int  # of a block
+    copies: int = 1  # blocks with the same tokens
 
     operands_older: ClassVar[bool] = False  # than the launch in front: nothing needs to wait for them
     box: ClassVar[tuple[int, int]] = (128, 64)  # rows of weights, and elements of K, of one load
@@ -152,12 +154,14 @@ class ClusterFinish(HyenaKernel):
     def __post_init__(self) -> None:
         if self.width not in (128, 256):
             raise NotImplementedError(f"d_model must be 128 or 256, got {self.width}")
-        if self.split not in (2, 4):
-            raise ValueError(f"split must be 2 or 4, got {self.split}")
+        if self.split not in (2, 4, 8):
+            raise ValueError(f"split must be 2, 4 or 8, got {self.split}")
+        if self.copies not in (1, 2, 4) or self.copies >= self.split:
+            raise ValueError(f"copies must be 1, 2 or 4, and less than the split, {self.split}, got {self.copies}")
         if self.tokens % 8 or not 8 <= self.tokens <= 32 or self.tile > 64:
             raise ValueError(
-                "tokens must be a multiple of 8 up to 32, times the split up to 64, "
-                f"got {self.tokens} and split {self.split}"
+                "tokens must be a multiple of 8 up to 32, and a tile at most 64, "
+                f"got {self.tokens} and {self.tile} with split {self.split}"
             )
         if self.inner % (self.box[0] * self.split):
             raise NotImplementedError(f"d_inner must be a multiple of {self.box[0] * self.split}, got {self.inner}")
@@ -166,17 +170,23 @@ class ClusterFinish(HyenaKernel):
     def for_shape(cls, precision: str, width: int, inner: int, tokens: int, sm_count: int) -> ClusterFinish | None:
         """The smallest tile whose blocks all run at once. None where `Finish` is faster: for many tokens."""
         chosen = Precision.named(precision)
-        for split, own in ((4, 8), (2, 8), (2, 16), (2, 24), (2, 32)):
-            # Clusters of 4 don't fill a GPU: its SMs come in groups of up to 18, some with fewer.
+        few = ((8, 8, 4), (8, 8, 2), (4, 8, 1))
+        for split, own, copies in (*few, *((2, own, 1) for own in range(8, 33, 8))):
+            # Clusters of 4 and 8 don't fill a GPU: its SMs come in groups of up to 18, some with fewer.
             room = sm_count if split == 2 else sm_count * 10 // 11
-            if inner % (cls.box[0] * split) == 0 and -(-tokens // (split * own)) <= room // split:
-                return cls(chosen.dtype, chosen.parts, width, inner, split, own)
+            if inner % (cls.box[0] * split) == 0 and -(-tokens // (split // copies * own)) <= room // split:
+                return cls(chosen.dtype, chosen.parts, width, inner, split, own, copies)
         return None
+
+    @property
+    def groups(self) -> int:
+        """Of blocks with the same tokens."""
+        return self.split // self.copies
 
     @property
     def tile(self) -> int:
         """Tokens of a cluster."""
-        return self.split * self.tokens
+        return self.groups * self.tokens
 
     @property
     def k_tiles(self) -> int:
@@ -218,8 +228,13 @@ class ClusterFinish(HyenaKernel):
 
     @property
     def exchange_bytes(self) -> int:
-        """The tile's normalised rows; in their place later what the other blocks send of the owned tokens' sums."""
-        return max(2 * self.parts * self.tile * self.width, 4 * (self.split - 1) * self.tokens * self.width)
+        """The tile's normalised rows; in their place later `sums_bytes`."""
+        return max(2 * self.parts * self.tile * self.width, self.sums_bytes)
+
+    @property
+    def sums_bytes(self) -> int:
+        """What the other blocks send: their sums of those tokens whose output a block makes."""
+        return 4 * (self.split - 1) * self.tokens // self.copies * self.width
 
     @property
     def operand_bytes(self) -> int:

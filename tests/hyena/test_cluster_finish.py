@@ -12,37 +12,46 @@ from .helpers import rel_l2
 from .test_finish import ARCHS, LIMITS, run
 
 
-def kernel_of(precision, width, inner, split=2, tokens=8):
+def kernel_of(precision, width, inner, split=2, tokens=8, copies=1):
     chosen = Precision.named(precision)
-    return ClusterFinish(chosen.dtype, chosen.parts, width, inner, split, tokens)
+    return ClusterFinish(chosen.dtype, chosen.parts, width, inner, split, tokens, copies)
 
 
 @parametrize(
     {
-        "width, inner, batch, length, split, tokens": [
-            (128, 256, 1, 70, 2, 32),  # one chunk
-            (128, 512, 3, 43, 2, 16),  # tiles that straddle batch rows; two chunks
-            (128, 768, 2, 33, 2, 24),  # three
-            (256, 1024, 1, 35, 4, 8),  # a last tile of 3 tokens
-            (256, 1024, 1, 65, 4, 16),
-            (256, 1024, 1, 65, 2, 32),
+        "width, inner, batch, length, split, tokens, copies": [
+            (128, 256, 1, 70, 2, 32, 1),  # one chunk
+            (128, 512, 3, 43, 2, 16, 1),  # tiles that straddle batch rows; two chunks
+            (128, 768, 2, 33, 2, 24, 1),  # three
+            (256, 1024, 1, 35, 4, 8, 1),  # a last tile of 3 tokens
+            (256, 1024, 1, 35, 8, 8, 2),
+            (128, 1024, 1, 35, 8, 8, 4),
+            (256, 1024, 1, 65, 4, 16, 1),
+            (256, 1024, 1, 65, 2, 32, 1),
         ],
         "precision": Precision.NAMES,
         "arch": ARCHS,
     }
 )
-def test_finish(precision, width, inner, batch, length, split, tokens, arch):
+def test_finish(precision, width, inner, batch, length, split, tokens, copies, arch):
     for made in hyena_inputs.SETS.values():
         inputs = made(batch, length, width=width, inner=inner)
         s = hyena.block(inputs)
-        out = run(inputs, s["p"], kernel_of(precision, width, inner, split, tokens), precision, length, arch)
+        out = run(inputs, s["p"], kernel_of(precision, width, inner, split, tokens, copies), precision, length, arch)
         assert rel_l2(out, s["out"]) < LIMITS[precision]
 
 
-@parametrize({"split, tokens": [(2, 32), (2, 16), (4, 8)], "precision": ["highest", "high"], "arch": ARCHS})
-def test_same_bits_under_every_schedule(precision, split, tokens, arch):
-    inputs = hyena_inputs.stress(1, 70, width=128, inner=512)
-    p, kernel = hyena.block(inputs)["p"], kernel_of(precision, 128, 512, split, tokens)
+@parametrize(
+    {
+        "split, tokens, copies": [(2, 32, 1), (2, 16, 1), (4, 8, 1), (8, 8, 2), (8, 8, 4)],
+        "precision": ["highest", "high"],
+        "arch": ARCHS,
+    }
+)
+def test_same_bits_under_every_schedule(precision, split, tokens, copies, arch):
+    inner = 128 * max(4, split)
+    inputs = hyena_inputs.stress(1, 70, width=128, inner=inner)
+    p, kernel = hyena.block(inputs)["p"], kernel_of(precision, 128, inner, split, tokens, copies)
     first = run(inputs, p, kernel, precision, 70, arch)
     for schedule in ("random", "late 0", "late 5", "late 8"):
         assert torch.equal(first, run(inputs, p, kernel, precision, 70, arch, schedule=schedule, seed=3))
@@ -92,18 +101,35 @@ def test_rows_of_equal_elements():
 
 
 @pytest.mark.parametrize(
-    "tokens, split, own",
-    [(1, 4, 8), (960, 4, 8), (1024, 2, 8), (2048, 2, 16), (2164, 2, 24), (4096, 2, 32), (4224, 2, 32)],
+    "tokens, split, own, copies",
+    [
+        (1, 8, 8, 4),
+        (240, 8, 8, 4),
+        (241, 8, 8, 2),
+        (480, 8, 8, 2),
+        (481, 4, 8, 1),
+        (960, 4, 8, 1),
+        (1024, 2, 8, 1),
+        (2048, 2, 16, 1),
+        (2164, 2, 24, 1),
+        (4096, 2, 32, 1),
+        (4224, 2, 32, 1),
+    ],
 )
-def test_configuration_of_an_h200(tokens, split, own):
-    """As many blocks as run at once: 66 clusters of 2, 30 of 4."""
+def test_configuration_of_an_h200(tokens, split, own, copies):
+    """As many blocks as run at once: 66 clusters of 2, 30 of 4, 15 of 8."""
     kernel = ClusterFinish.for_shape("high", 256, 1024, tokens, 132)
-    assert (kernel.split, kernel.tokens) == (split, own) and kernel.fits
+    assert (kernel.split, kernel.tokens, kernel.copies) == (split, own, copies) and kernel.fits
 
 
 def test_other_kernel_where_there_is_no_configuration():
     assert ClusterFinish.for_shape("high", 256, 1024, 8192, 132) is None
     assert ClusterFinish.for_shape("highest", 128, 384, 64, 132) is None
+
+
+def test_a_narrow_hidden_width_is_divided_less():
+    kernel = ClusterFinish.for_shape("high", 128, 512, 64, 132)
+    assert (kernel.split, kernel.tokens, kernel.copies) == (4, 8, 1)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +140,9 @@ def test_other_kernel_where_there_is_no_configuration():
         (("float16", 1, 256, 1024, 4, 12), ValueError),
         (("float16", 1, 256, 1024, 4, 24), ValueError),
         (("float16", 1, 256, 384, 2, 8), NotImplementedError),
+        (("float16", 1, 256, 1024, 8, 8, 3), ValueError),
+        (("float16", 1, 256, 1024, 4, 8, 4), ValueError),
+        (("float16", 1, 256, 1024, 8, 16), ValueError),
     ],
     ids=str,
 )
