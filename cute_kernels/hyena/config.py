@@ -307,14 +307,9 @@ class Filter(HyenaKernel):
         return filter_operand_shape(self.width)
 
     @property
-    def pitch(self) -> int:
-        """Elements from one feature's positions to the next one's in shared memory: ldmatrix meets no bank twice."""
-        return self.tile + (8 if self.tile > 8 else 0)
-
-    @property
     def shared_floats(self) -> int:
         """Two layers' activations in two parts of 16 bits, times, positions, the first layer's weight, and copies."""
-        kept = 2 * self.ORDER * self.pitch + self.tile * (1 + self.emb_dim) + self.ORDER * self.emb_dim
+        kept = 2 * self.ORDER * self.tile + self.tile * (1 + self.emb_dim) + self.ORDER * self.emb_dim
         return kept + self.slots * self.warps * (16 * 68 + 2)
 
     @property

@@ -1,4 +1,4 @@
-"""The implicit filter's weights as operands of mma.sync, in the order in which its threads hold them.
+"""The implicit filter's weights as operands of the tensor core, in the order in which threads hold them.
 
 A product of the filter takes both operands in two fp16 parts. A unit is 16 rows of weights, a warp's in a product; the
 units of the second layer come first, then the third's, then the last's. A lane has 32 words of it, in vectors of four:

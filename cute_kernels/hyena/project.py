@@ -21,7 +21,7 @@ from cutlass.cute.runtime import make_fake_stream
 from cutlass.tensor_utils import LayoutEnum
 
 from cute_kernels.device.copy import load, store_if
-from cute_kernels.device.math import select
+from cute_kernels.device.math import select, tree_sum
 from cute_kernels.device.pin import block_again, pin
 from cute_kernels.device.product import row_product
 from cute_kernels.hyena import numerics
@@ -42,7 +42,7 @@ GROUP_BARRIER = 3  # of the first warpgroup, the next ones follow
 class ProjectKernel:
     def __init__(self, config: Project, arch: str):
         self.config = c = config
-        self.filter, self.weights = FilterRole(c.filter, spare=arch == "sm_90a"), WeightsRole(c.weights)
+        self.filter, self.weights = FilterRole(c.filter, arch), WeightsRole(c.weights)
         self.in_proj = InProjKernel(c.weights, c.filter)
         self.dtype = operand_type(c.dtype)
         self.k_tiles = c.width // K_TILE
@@ -436,12 +436,12 @@ class ProjectKernel:
         """
         d = self.config.width
         some = cute.make_tensor(x.iterator, cute.make_layout(4 if self.config.parts == 1 else cute.size(x)))
-        near = cute.arch.shuffle_sync(tree_sum(some) * F32(1.0 / cute.size(some)), lane & 24)
+        near = cute.arch.shuffle_sync(tree_sum(elements(some)) * F32(1.0 / cute.size(some)), lane & 24)
         x.store(x.load() - near)
         squares = [x[j] * x[j] for j in range(4)]
         for j in cutlass.range_constexpr(4, cute.size(x)):
             squares[j % 4] = cute.math.fma(x[j], x[j], squares[j % 4])
-        sums = [tree_sum(x), (squares[0] + squares[1]) + (squares[2] + squares[3])]
+        sums = [tree_sum(elements(x)), (squares[0] + squares[1]) + (squares[2] + squares[3])]
         for n in cutlass.range_constexpr(3):
             sums = [value + cute.arch.shuffle_sync_bfly(value, offset=4 >> n) for value in sums]
         rest, square = sums[0] * F32(1.0 / d), sums[1] * F32(1.0 / d)
@@ -522,13 +522,9 @@ class ProjectKernel:
                 store_if(16 * i < rest, out[None, 0], start + 16 * i)
 
 
-@cute.jit
-def tree_sum(x):
-    """The sum of a register tensor in pairs: exact where all elements are equal and their number a power of two."""
-    y = [x[i] for i in range(cute.size(x))]
-    while cutlass.const_expr(len(y) > 1):
-        y = [y[i] + y[i + 1] for i in range(0, len(y) - 1, 2)] + y[len(y) // 2 * 2 :]
-    return y[0]
+def elements(x):
+    """A register tensor's numbers."""
+    return [x[i] for i in range(cute.size(x))]
 
 
 def token_of(n):
