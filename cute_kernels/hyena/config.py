@@ -619,12 +619,24 @@ class Project(HyenaKernel):
 # The same kernels behind host functions that find their tensors in the block's two buffers (see workspace.py).
 
 
-@dataclasses.dataclass(frozen=True)
-class ProjectLaunch(Project):
+class _WithConstants:
     @property
     def constants(self) -> Constants:
+        """The pieces of its buffer of constants."""
         return Constants(self.width, self.inner, self.dtype, self.parts)
 
+
+class _AfterMix(_WithConstants):
+    operands_older: ClassVar[bool] = True  # the long convolution starts this launch behind the end of the first
+
+    def compile(self, arch: str) -> Any:
+        from cute_kernels.hyena import launches
+
+        return launches.compile_finish(self, arch)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProjectLaunch(_WithConstants, Project):
     def compile(self, arch: str) -> Any:
         from cute_kernels.hyena import launches
 
@@ -640,28 +652,10 @@ class MixLaunch(LongConv):
 
 
 @dataclasses.dataclass(frozen=True)
-class FinishLaunch(Finish):
-    operands_older: ClassVar[bool] = True  # the long convolution starts this launch behind the end of the first
-
-    @property
-    def constants(self) -> Constants:
-        return Constants(self.width, self.inner, self.dtype, self.parts)
-
-    def compile(self, arch: str) -> Any:
-        from cute_kernels.hyena import launches
-
-        return launches.compile_finish(self, arch)
+class FinishLaunch(_AfterMix, Finish):
+    """`Finish` as the block launches it."""
 
 
 @dataclasses.dataclass(frozen=True)
-class ClusterFinishLaunch(ClusterFinish):
-    operands_older: ClassVar[bool] = True  # the long convolution starts this launch behind the end of the first
-
-    @property
-    def constants(self) -> Constants:
-        return Constants(self.width, self.inner, self.dtype, self.parts)
-
-    def compile(self, arch: str) -> Any:
-        from cute_kernels.hyena import launches
-
-        return launches.compile_finish(self, arch)
+class ClusterFinishLaunch(_AfterMix, ClusterFinish):
+    """`ClusterFinish` as the block launches it."""
