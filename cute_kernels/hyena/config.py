@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 from cute_kernels.hyena.workspace import Constants, filter_operand_shape
 from cute_kernels.runtime.kernel import Kernel
 
+SHARED_BYTES = 227 * 1024  # of a block, the most that the architectures allow
+
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
@@ -61,7 +63,6 @@ class Finish(HyenaKernel):
     box: ClassVar[int] = 64  # rows of weights, and elements of K, of one load
     consumers: ClassVar[int] = 256  # threads of the two warpgroups that compute
     stage_bytes: ClassVar[int] = 2 * 64 * 64 * 2
-    shared: ClassVar[int] = 232_448  # bytes of a block
 
     def __post_init__(self) -> None:
         if self.width not in (128, 256):
@@ -109,7 +110,7 @@ class Finish(HyenaKernel):
         """Stages of a ring: what is left of shared memory."""
         tokens = self.parts * self.tile * self.width * 2
         vectors = 4 * (6 * self.width + 2 * self.inner + 5 * self.tile + 32 + self.row_elements)
-        return min(12 // self.rings, (self.shared - 2048 - tokens - vectors) // (self.rings * self.stage_bytes))
+        return min(12 // self.rings, (SHARED_BYTES - 2048 - tokens - vectors) // (self.rings * self.stage_bytes))
 
     @property
     def sums_apart(self) -> int:
@@ -147,7 +148,6 @@ class ClusterFinish(HyenaKernel):
     operands_older: ClassVar[bool] = False  # than the launch in front: nothing needs to wait for them
     box: ClassVar[tuple[int, int]] = (128, 64)  # rows of weights, and elements of K, of one load
     consumers: ClassVar[int] = 256  # threads of the two warpgroups that compute, each with half of a box's rows
-    shared: ClassVar[int] = 232_448  # bytes of a block
 
     def __post_init__(self) -> None:
         if self.width not in (128, 256):
@@ -235,7 +235,7 @@ class ClusterFinish(HyenaKernel):
     def stages(self) -> int:
         """Stages of the ring of weights. More than out_proj has would leave no room for the launch before."""
         rest = 2048 + self.exchange_bytes + self.hidden_bytes
-        return min(8 // self.parts, (self.shared - rest) // self.stage_bytes)
+        return min(8 // self.parts, (SHARED_BYTES - rest) // self.stage_bytes)
 
     def launch(self) -> ClusterFinishLaunch:
         return ClusterFinishLaunch(**vars(self))
@@ -315,7 +315,7 @@ class Filter(HyenaKernel):
     @property
     def fits(self) -> bool:
         """A wide emb_dim does not."""
-        return 4 * self.shared_floats <= 226 * 1024
+        return 4 * self.shared_floats <= SHARED_BYTES
 
     def compile(self, arch: str) -> Any:
         from cute_kernels.hyena import filter as filter_
@@ -561,7 +561,7 @@ class Project(HyenaKernel):
 
     @property
     def fits(self) -> bool:
-        return self.shared_bytes <= 227 * 1024
+        return self.shared_bytes <= SHARED_BYTES
 
     @property
     def filter(self) -> Filter:
