@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from typing import Any, ClassVar
 
-from cute_kernels.hyena.workspace import Constants, filter_operand_shape
+from cute_kernels.hyena.workspace import FILTER_RECORD, ORDER, Constants, filter_operand_shape
 from cute_kernels.runtime.kernel import Kernel
 
 SHARED_BYTES = 227 * 1024  # of a block, the most that the architectures allow
@@ -260,7 +260,6 @@ class Filter(HyenaKernel):
     groups: int = 2  # warpgroups of a task: the second and third layers have one each, or both share one
 
     GROUP: ClassVar[int] = 128  # threads of a warpgroup
-    ORDER: ClassVar[int] = 64  # features of a hidden layer
 
     def __post_init__(self) -> None:
         if self.tile not in (8, 16, 32):
@@ -309,8 +308,8 @@ class Filter(HyenaKernel):
     @property
     def shared_floats(self) -> int:
         """Two layers' activations in two parts of 16 bits, times, positions, the first layer's weight, and copies."""
-        kept = 2 * self.ORDER * self.tile + self.tile * (1 + self.emb_dim) + self.ORDER * self.emb_dim
-        return kept + self.slots * self.warps * (16 * 68 + 2)
+        kept = 2 * ORDER * self.tile + self.tile * (1 + self.emb_dim) + ORDER * self.emb_dim
+        return kept + self.slots * self.warps * (16 * (ORDER + FILTER_RECORD) + 2)
 
     @property
     def fits(self) -> bool:

@@ -30,8 +30,6 @@ from cute_kernels.hyena.arguments import compact
 from cute_kernels.hyena.config import Filter
 from cute_kernels.hyena.filter_product import activations, filter_product
 from cute_kernels.hyena.filter_weights import (
-    ORDER,
-    RECORD,
     SCALE,
     STEPS,
     UNIT,
@@ -41,6 +39,7 @@ from cute_kernels.hyena.filter_weights import (
     unit_of,
     words_of,
 )
+from cute_kernels.hyena.workspace import FILTER_RECORD, ORDER
 from cute_kernels.runtime.kernel import compile_options
 
 F16, F32, F64 = cutlass.Float16, cutlass.Float32, cutlass.Float64
@@ -410,7 +409,7 @@ def copy_words(weights, unit: cute.Pointer, lane: I32):
 @cute.jit
 def take_records(constants, unit: cute.Pointer, lane: I32):
     """Of this thread's two rows."""
-    record = cute.make_rmem_tensor((RECORD, 2), F32)
+    record = cute.make_rmem_tensor((FILTER_RECORD, 2), F32)
     for r in cutlass.range_constexpr(2):
         cute.autovec_copy(record_of(unit, lane // 4 + 8 * r), record[None, r])
         for i in cutlass.range_constexpr(3):

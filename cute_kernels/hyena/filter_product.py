@@ -16,7 +16,8 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cute.nvgpu import warp as warp_ops
 
 from cute_kernels.device.math import tree_sum
-from cute_kernels.hyena.filter_weights import ORDER, STEPS
+from cute_kernels.hyena.filter_weights import STEPS
+from cute_kernels.hyena.workspace import ORDER
 
 F16, F32 = cutlass.Float16, cutlass.Float32
 HIGH, LOW = 0, 1  # parts

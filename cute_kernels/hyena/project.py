@@ -28,8 +28,9 @@ from cute_kernels.hyena import numerics
 from cute_kernels.hyena.arguments import compact, operand_type
 from cute_kernels.hyena.config import Project
 from cute_kernels.hyena.filter import FilterRole, filter_arguments
-from cute_kernels.hyena.in_proj import GRANULE, K_TILE, RECORD, TAPS, InProjKernel, four
+from cute_kernels.hyena.in_proj import GRANULE, K_TILE, TAPS, InProjKernel, four
 from cute_kernels.hyena.weights import WeightsRole, weights_arguments
+from cute_kernels.hyena.workspace import IN_PROJ_RECORD
 from cute_kernels.runtime.kernel import compile_options
 
 F32, I32, I64 = cutlass.Float32, cutlass.Int32, cutlass.Int64
@@ -376,7 +377,7 @@ class ProjectKernel:
             channel = row
         # With 32 channels and one part x0's rows are there twice.
         active = True if cutlass.const_expr(joined or not of_x0) else 16 * (warp % 4) < c.channels
-        record = cute.make_rmem_tensor((RECORD, len(rows)), F32)
+        record = cute.make_rmem_tensor((IN_PROJ_RECORD, len(rows)), F32)
         record.fill(0.0)
 
         slice_ = self.engine.slice(mma_new, tidx % 128)
@@ -409,8 +410,8 @@ class ProjectKernel:
         """The records of this thread's rows, which count from `first`: (8, rows)."""
         if active:
             for r in cutlass.range_constexpr(len(rows)):
-                for i in cutlass.range_constexpr(RECORD // 4):
-                    at = cute.assume((first + rows[r]) * RECORD + 4 * i, divby=4)
+                for i in cutlass.range_constexpr(IN_PROJ_RECORD // 4):
+                    at = cute.assume((first + rows[r]) * IN_PROJ_RECORD + 4 * i, divby=4)
                     cute.autovec_copy(four(mRecords.iterator + at), cute.local_tile(record[None, r], (4,), (i,)))
 
     @cute.jit
