@@ -367,14 +367,12 @@ class ProjectKernel:
         tidx = cute.arch.thread_idx()[0]
         lane = tidx % 32
         joined = of_x0 and c.parts == 2  # both parts of a channel of x0, and not two channels
-        # The first of this thread's rows of the product, its channel, and the warpgroup's M tile's first row.
-        row, channel, row0 = 16 * (warp % 4) + lane // 4, 8 * (warp % 4) + lane // 4, I32(0)
+        # This thread's first channel, and the first row of its warpgroup's M tile.
+        channel, row0 = row_of(warp, lane, 8 if joined or not of_x0 else 16), I32(0)
         rows = self.record_rows(of_x0, joined, warp, lane)
         if cutlass.const_expr(not of_x0):
             channel += GRANULE * (warp // 4 - 1)
             row0 = c.x0_rows + 64 * (warp // 4 - 1)
-        elif cutlass.const_expr(not joined):
-            channel = row
         # With 32 channels and one part x0's rows are there twice.
         active = True if cutlass.const_expr(joined or not of_x0) else 16 * (warp % 4) < c.channels
         record = cute.make_rmem_tensor((IN_PROJ_RECORD, len(rows)), F32)
@@ -398,10 +396,10 @@ class ProjectKernel:
 
     def record_rows(self, of_x0, joined, warp, lane):
         """Where the records of this thread's one or two rows of a product lie, in rows from a slab's first."""
-        row = 16 * (warp % 4) + lane // 4
+        row = row_of(warp, lane, 8 if joined else 16)
         if not of_x0:
             return [(warp // 4 - 1) * (3 * GRANULE) + GRANULE + r for r in (row, row + 8)]
-        rows = (8 * (warp % 4) + lane // 4,) if joined else (row, row + 8)
+        rows = (row,) if joined else (row, row + 8)
         # Granule by granule, as if each had three rows a channel.
         return [r // GRANULE * (3 * GRANULE) + r % GRANULE for r in rows]
 
@@ -526,6 +524,11 @@ class ProjectKernel:
 def elements(x):
     """A register tensor's numbers."""
     return [x[i] for i in range(cute.size(x))]
+
+
+def row_of(warp, lane, rows):
+    """The first of a thread's rows of a product, of which each warp of its warpgroup has `rows`."""
+    return rows * (warp % 4) + lane // 4
 
 
 def token_of(n):
