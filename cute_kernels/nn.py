@@ -17,7 +17,6 @@ from cute_kernels.hyena.params import (
     HYENA_DNA_FILTER,
     HYENA_DNA_Z,
     NAMES,
-    ORDER,
     SINES,
     HyenaBlockParams,
     HyenaOptions,
@@ -27,6 +26,7 @@ from cute_kernels.hyena.params import (
     hyena_dna_options,
 )
 from cute_kernels.hyena.precision import resolve
+from cute_kernels.hyena.workspace import ORDER
 
 _BLOCK = "HyenaBlock"  # where a message says who complains
 _DTYPE = torch.float32  # whatever torch's default is

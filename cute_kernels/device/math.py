@@ -26,6 +26,13 @@ def select(condition, a, b):
     return Float32(cutlass.select_(condition, Float32(a), Float32(b)))
 
 
+def tree_sum(values):
+    """The sum of a list, in pairs: exact where all are equal and their number is a power of two."""
+    while len(values) > 1:
+        values = [a + b for a, b in zip(values[::2], values[1::2], strict=False)] + values[len(values) // 2 * 2 :]
+    return values[0]
+
+
 def horner(x, coefficients):
     """Polynomial with ``coefficients`` from the highest power down."""
     acc = Float32(coefficients[0])

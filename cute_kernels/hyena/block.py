@@ -32,7 +32,6 @@ from cute_kernels.hyena import precision as precision_
 from cute_kernels.hyena.compose import Composition
 from cute_kernels.hyena.params import (
     NAMES,
-    ORDER,
     HyenaBlockParams,
     HyenaOptions,
     HyenaProblem,
@@ -41,6 +40,7 @@ from cute_kernels.hyena.params import (
     check_options,
     readable,
 )
+from cute_kernels.hyena.workspace import ORDER
 from cute_kernels.runtime import backend
 from cute_kernels.runtime.kernel import Kernel
 

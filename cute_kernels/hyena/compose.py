@@ -26,9 +26,9 @@ from cute_kernels.hyena.config import (
     Precision,
     ProjectLaunch,
 )
-from cute_kernels.hyena.params import ORDER, HyenaOptions, HyenaProblem
+from cute_kernels.hyena.params import HyenaOptions, HyenaProblem
 from cute_kernels.hyena.precision import products
-from cute_kernels.hyena.workspace import Constants, pitch
+from cute_kernels.hyena.workspace import ORDER, Constants, pitch
 from cute_kernels.runtime import backend, fresh
 from cute_kernels.runtime.kernel import Kernel
 

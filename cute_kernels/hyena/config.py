@@ -6,8 +6,10 @@ import dataclasses
 import functools
 from typing import Any, ClassVar
 
-from cute_kernels.hyena.workspace import Constants, filter_operand_shape
+from cute_kernels.hyena.workspace import FILTER_RECORD, ORDER, Constants, filter_operand_shape
 from cute_kernels.runtime.kernel import Kernel
+
+SHARED_BYTES = 227 * 1024  # of a block, the most that the architectures allow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +63,6 @@ class Finish(HyenaKernel):
     box: ClassVar[int] = 64  # rows of weights, and elements of K, of one load
     consumers: ClassVar[int] = 256  # threads of the two warpgroups that compute
     stage_bytes: ClassVar[int] = 2 * 64 * 64 * 2
-    shared: ClassVar[int] = 232_448  # bytes of a block
 
     def __post_init__(self) -> None:
         if self.width not in (128, 256):
@@ -109,7 +110,7 @@ class Finish(HyenaKernel):
         """Stages of a ring: what is left of shared memory."""
         tokens = self.parts * self.tile * self.width * 2
         vectors = 4 * (6 * self.width + 2 * self.inner + 5 * self.tile + 32 + self.row_elements)
-        return min(12 // self.rings, (self.shared - 2048 - tokens - vectors) // (self.rings * self.stage_bytes))
+        return min(12 // self.rings, (SHARED_BYTES - 2048 - tokens - vectors) // (self.rings * self.stage_bytes))
 
     @property
     def sums_apart(self) -> int:
@@ -149,7 +150,6 @@ class ClusterFinish(HyenaKernel):
     operands_older: ClassVar[bool] = False  # than the launch in front: nothing needs to wait for them
     box: ClassVar[tuple[int, int]] = (128, 64)  # rows of weights, and elements of K, of one load
     consumers: ClassVar[int] = 256  # threads of the two warpgroups that compute, each with half of a box's rows
-    shared: ClassVar[int] = 232_448  # bytes of a block
 
     def __post_init__(self) -> None:
         if self.width not in (128, 256):
@@ -250,7 +250,7 @@ class ClusterFinish(HyenaKernel):
     def stages(self) -> int:
         """Stages of the ring of weights. More than out_proj has would leave no room for the launch before."""
         rest = 2048 + self.exchange_bytes + self.hidden_bytes
-        return min(8 // self.parts, (self.shared - rest) // self.stage_bytes)
+        return min(8 // self.parts, (SHARED_BYTES - rest) // self.stage_bytes)
 
     def launch(self) -> ClusterFinishLaunch:
         return ClusterFinishLaunch(**vars(self))
@@ -275,7 +275,6 @@ class Filter(HyenaKernel):
     groups: int = 2  # warpgroups of a task: the second and third layers have one each, or both share one
 
     GROUP: ClassVar[int] = 128  # threads of a warpgroup
-    ORDER: ClassVar[int] = 64  # features of a hidden layer
 
     def __post_init__(self) -> None:
         if self.tile not in (8, 16, 32):
@@ -322,20 +321,15 @@ class Filter(HyenaKernel):
         return filter_operand_shape(self.width)
 
     @property
-    def pitch(self) -> int:
-        """Elements from one feature's positions to the next one's in shared memory: ldmatrix meets no bank twice."""
-        return self.tile + (8 if self.tile > 8 else 0)
-
-    @property
     def shared_floats(self) -> int:
         """Two layers' activations in two parts of 16 bits, times, positions, the first layer's weight, and copies."""
-        kept = 2 * self.ORDER * self.pitch + self.tile * (1 + self.emb_dim) + self.ORDER * self.emb_dim
-        return kept + self.slots * self.warps * (16 * 68 + 2)
+        kept = 2 * ORDER * self.tile + self.tile * (1 + self.emb_dim) + ORDER * self.emb_dim
+        return kept + self.slots * self.warps * (16 * (ORDER + FILTER_RECORD) + 2)
 
     @property
     def fits(self) -> bool:
         """A wide emb_dim does not."""
-        return 4 * self.shared_floats <= 226 * 1024
+        return 4 * self.shared_floats <= SHARED_BYTES
 
     def compile(self, arch: str) -> Any:
         from cute_kernels.hyena import filter as filter_
@@ -581,7 +575,7 @@ class Project(HyenaKernel):
 
     @property
     def fits(self) -> bool:
-        return self.shared_bytes <= 227 * 1024
+        return self.shared_bytes <= SHARED_BYTES
 
     @property
     def filter(self) -> Filter:
@@ -639,12 +633,24 @@ class Project(HyenaKernel):
 # The same kernels behind host functions that find their tensors in the block's two buffers (see workspace.py).
 
 
-@dataclasses.dataclass(frozen=True)
-class ProjectLaunch(Project):
+class _WithConstants:
     @property
     def constants(self) -> Constants:
+        """The pieces of its buffer of constants."""
         return Constants(self.width, self.inner, self.dtype, self.parts)
 
+
+class _AfterMix(_WithConstants):
+    operands_older: ClassVar[bool] = True  # the long convolution starts this launch behind the end of the first
+
+    def compile(self, arch: str) -> Any:
+        from cute_kernels.hyena import launches
+
+        return launches.compile_finish(self, arch)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProjectLaunch(_WithConstants, Project):
     def compile(self, arch: str) -> Any:
         from cute_kernels.hyena import launches
 
@@ -660,28 +666,10 @@ class MixLaunch(LongConv):
 
 
 @dataclasses.dataclass(frozen=True)
-class FinishLaunch(Finish):
-    operands_older: ClassVar[bool] = True  # the long convolution starts this launch behind the end of the first
-
-    @property
-    def constants(self) -> Constants:
-        return Constants(self.width, self.inner, self.dtype, self.parts)
-
-    def compile(self, arch: str) -> Any:
-        from cute_kernels.hyena import launches
-
-        return launches.compile_finish(self, arch)
+class FinishLaunch(_AfterMix, Finish):
+    """`Finish` as the block launches it."""
 
 
 @dataclasses.dataclass(frozen=True)
-class ClusterFinishLaunch(ClusterFinish):
-    operands_older: ClassVar[bool] = True  # the long convolution starts this launch behind the end of the first
-
-    @property
-    def constants(self) -> Constants:
-        return Constants(self.width, self.inner, self.dtype, self.parts)
-
-    def compile(self, arch: str) -> Any:
-        from cute_kernels.hyena import launches
-
-        return launches.compile_finish(self, arch)
+class ClusterFinishLaunch(_AfterMix, ClusterFinish):
+    """`ClusterFinish` as the block launches it."""

@@ -1,11 +1,12 @@
 """The implicit filter: a sine MLP over positions, its exponential window, and its bias, to fp32's accuracy.
 
 Sines of frequencies of 10 and more turn a rounded operand into percents of error, so a product of the MLP takes both
-operands in two fp16 parts, scaled by powers of two, in three products of the tensor core (mma.sync), and adds up in
-fp32. A task is a few positions, all layers, and a share of the channels of the last one. Features or channels are the
-rows of every product and positions its columns. A warp has 16 rows at a time. Weights come as operands, in the order of
-the threads' registers (`filter_weights.py`), and ahead of time, so that a turn is what depends on the turn before it:
-the activations' operand, the products, sines, stores. Activations go from layer to layer through shared memory.
+operands in two fp16 parts, scaled by powers of two, in three products of the tensor core (`filter_product.py`), and
+adds up in fp32. A task is a few positions, all layers, and a share of the channels of the last one. Features or
+channels are the rows of every product and positions its columns. A warp has 16 rows at a time. Weights come as
+operands, in the order of the threads' registers (`filter_weights.py`), and ahead of time, so that a turn is what
+depends on the turn before it: the activations' operand, the products, sines, stores. Activations go from layer to layer
+through shared memory.
 
 Other warpgroups may `help` one in the last layer. Of two that have it all each has half of the first layer's
 positions, one the second layer and the other the third, and then every other 64 channels. Layers, and the last one's
@@ -20,7 +21,6 @@ import cutlass.cute as cute
 import cutlass.memory as memory
 import numpy as np
 from cutlass.cute.nvgpu import cpasync
-from cutlass.cute.nvgpu import warp as warp_ops
 from cutlass.cute.runtime import make_fake_stream
 
 from cute_kernels.device.copy import invalidate, load, store_one_if
@@ -28,9 +28,8 @@ from cute_kernels.device.pin import pin
 from cute_kernels.hyena import numerics
 from cute_kernels.hyena.arguments import compact
 from cute_kernels.hyena.config import Filter
+from cute_kernels.hyena.filter_product import activations, filter_product
 from cute_kernels.hyena.filter_weights import (
-    ORDER,
-    RECORD,
     SCALE,
     STEPS,
     UNIT,
@@ -40,6 +39,7 @@ from cute_kernels.hyena.filter_weights import (
     unit_of,
     words_of,
 )
+from cute_kernels.hyena.workspace import FILTER_RECORD, ORDER
 from cute_kernels.runtime.kernel import compile_options
 
 F16, F32, F64 = cutlass.Float16, cutlass.Float32, cutlass.Float64
@@ -51,9 +51,9 @@ FIRST = 8  # of up to six named barriers
 class FilterRole:
     """The work of one or two warpgroups, in a kernel of their own or beside other roles of one."""
 
-    def __init__(self, config: Filter, spare: bool = True):
-        """`spare`: registers, for a few instructions more."""
-        self.config, self.spare = config, spare
+    def __init__(self, config: Filter, arch: str):
+        self.config, self.product = config, filter_product(arch, config.tile)
+        self.spare = arch == "sm_90a"  # registers, for a few instructions more
         bands = (config.emb_dim - 1) // 2
         self.frequencies = [float(f) for f in np.linspace(1e-4, bands - 1, bands, dtype=np.float32)]
 
@@ -135,9 +135,10 @@ class FilterRole:
         sH, sTime, *_ = self.shared(sFloats)
         lane, row = thread % 32, row_of(thread)
         reciprocal = U32(0xFFFFFFFF) // length.to(U32)
+        columns = self.product.columns
         weights = cute.make_rmem_tensor((8, STEPS, 2), F16)  # (value, step, part)
         constants = cute.make_rmem_tensor((2, 3), F32)
-        sums = cute.make_rmem_tensor(4, F32)
+        sums = cute.make_rmem_tensor((4, columns // 8), F32)
         cute.arch.griddepcontrol_wait()  # the operand
         for i in cutlass.range_constexpr(count):
             item = start + i
@@ -146,8 +147,8 @@ class FilterRole:
                 copy_words(weights, unit, lane)
                 take_records(constants, unit, lane)
                 cute.arch.mbarrier_wait(ready, 0)
-                for first in cutlass.range(0, c.tile, 8, unroll=1):
-                    self.product(sums, weights, sH[None, None, None, 0], first, lane)
+                for first in cutlass.range(0, c.tile, columns, unroll=1):
+                    self.product.multiply(sums, weights, sH[None, None, None, 0], first, lane)
                     channel = channel0 + ORDER * item + row
                     self.store(sums, constants, mK, sTime, channel, t0, first, length, reciprocal, shift, lane)
 
@@ -160,11 +161,8 @@ class FilterRole:
         """What lies in shared memory from `floats` on; each warp's slots for units on their way have barriers behind
         the last of them."""
         c = self.config
-        sH = cute.make_tensor(  # activations (position, row of k, part, buffer)
-            cute.recast_ptr(floats, dtype=F16),
-            cute.make_layout((c.tile, ORDER, 2, 2), stride=(1, c.pitch, c.pitch * ORDER, c.pitch * ORDER * 2)),
-        )
-        sAhead = floats + 2 * ORDER * c.pitch
+        sH = activations(cute.recast_ptr(floats, dtype=F16), c.tile)  # (positions, k, part, buffer)
+        sAhead = floats + 2 * ORDER * c.tile
         floats = sAhead + c.slots * c.warps * (UNIT + 2)
         sTime = cute.make_tensor(floats, cute.make_layout(c.tile))  # t / (L - 1)
         floats += c.tile
@@ -183,21 +181,22 @@ class FilterRole:
             constants[r, 0], constants[r, 1], constants[r, 2] = F32(1.0), mB1[row + 8 * r], mFreq[row + 8 * r]
         cute.arch.cp_async_wait_group(0)
         meet(FIRST, c.threads)
-        sums = cute.make_rmem_tensor(4, F32)
+        sums = cute.make_rmem_tensor((4, 1), F32)
         own = max(c.tile // c.groups, 8)
         for first in cutlass.range(group * own, cutlass.min((group + 1) * own, c.tile), 8, unroll=1):
             self.dot(sums, sW1, sZ, row, first, lane)
             self.activate(sums, constants, sH, row, first, lane)
+        self.product.publish()
 
     @cute.jit
     def later_layers(
         self,
-        mOperand,
+        mOperand,  # as in `work`
         mK,
-        sH,
-        sTime,
-        sAhead,
-        full,
+        sH,  # (positions, k, part, buffer) fp16
+        sTime,  # (positions,) fp32
+        sAhead,  # this warp's slots
+        full,  # and their mbarriers
         channel0,
         t0,
         length,
@@ -211,7 +210,7 @@ class FilterRole:
         """Turn n of a group is item `group` + groups n: the second layer, the third, 64 channels after the other, `own`
         times."""
         c = self.config
-        lane, row = thread % 32, row_of(thread)
+        lane, row, columns = thread % 32, row_of(thread), self.product.columns
         turns = (2 + own - group + c.groups - 1) // c.groups
         weights = cute.make_rmem_tensor((8, STEPS, 2), F16)  # (value, step, part)
         # (row, factor of the product, bias, frequency or the window's exponent)
@@ -221,21 +220,22 @@ class FilterRole:
         take_records(constants, first_unit, lane)
         for n in cutlass.range_constexpr(1, 1 + c.slots):
             self.fetch(mOperand, sAhead, full, n, turns, channel0, group, row, lane)
-        sums = cute.make_rmem_tensor(4, F32)
+        sums = cute.make_rmem_tensor((4, columns // 8), F32)
         for n in cutlass.range(turns, unroll=1):
             item = group + c.groups * n
             if item < 2:
                 sOld, sNew = sH[None, None, None, item], sH[None, None, None, 1 - item]
                 if group == 0:
                     meet(FIRST, c.threads)
-                for first in cutlass.range(0, c.tile, 8, unroll=1):
-                    handed = FIRST + 1 + first // 8  # barrier: positions go from the second to the third layer
+                for first in cutlass.range(0, c.tile, columns, unroll=1):
+                    handed = FIRST + 1 + first // columns  # barrier: positions go from the second to the third layer
                     if group == 1:
                         meet(handed, c.threads)
-                    self.product(sums, weights, sOld, first, lane)
-                    if first == c.tile - 8:
+                    self.product.multiply(sums, weights, sOld, first, lane)
+                    if first == c.tile - columns:
                         self.take_words(weights, sAhead, full, n, turns, lane)
                     self.activate(sums, constants, sNew, row, first, lane)
+                    self.product.publish()
                     if group == 0 and cutlass.const_expr(c.groups == 2):
                         signal(handed, c.threads)
                 if group == 1:
@@ -252,9 +252,9 @@ class FilterRole:
                 # made again what a register would hold for the next turn
                 again = pin(thread) if cutlass.const_expr(self.spare) else thread
                 channel = channel0 + ORDER * (item - 2) + row_of(again)
-                for first in cutlass.range(0, c.tile, 8, unroll=1):
-                    self.product(sums, weights, sH[None, None, None, 0], first, lane)
-                    if first == c.tile - 8:
+                for first in cutlass.range(0, c.tile, columns, unroll=1):
+                    self.product.multiply(sums, weights, sH[None, None, None, 0], first, lane)
+                    if first == c.tile - columns:
                         self.take_words(weights, sAhead, full, n, turns, lane)
                     self.store(sums, constants, mK, sTime, channel, t0, first, length, reciprocal, shift, again % 32)
             if n + 1 < turns:
@@ -296,34 +296,8 @@ class FilterRole:
             load(target, unit_of(mOperand, item * 4 + row // 16), 4 * UNIT, full + slot)
 
     @cute.jit
-    def product(self, sums, weights, sH, first, lane):
-        """Rows of the weights by activations of eight positions, not scaled back: sums (4).
-
-        A thread has two rows of two neighbouring positions. Every 16 of k have an accumulator of their own, small
-        products before large ones: the tensor core's sums are cut, not rounded.
-        """
-        mma = cute.make_tiled_mma(warp_ops.MmaF16BF16Op(F16, F32, (16, 8, 16)))
-        atom = cute.make_copy_atom(warp_ops.LdMatrix8x8x16bOp(transpose=True, num_matrices=4), F16)
-        a = cute.make_tensor(weights.iterator, cute.make_layout(((2, 2, 2), 1, 1, STEPS, 2)))
-        b = cute.make_rmem_tensor(((2, 2), 1, 1, 2, STEPS), F16)
-        of_steps = cute.make_rmem_tensor(((2, 2), 1, 1, STEPS), F32)
-        of_steps.fill(0.0)
-        for s in cutlass.range_constexpr(STEPS):
-            source = cute.local_tile(sH[None, 16 * s + lane % 16, lane // 16], (8,), (first // 8,))
-            source, target = (
-                cute.make_tensor(m.iterator, cute.make_layout((8, 1))) for m in (source, b[None, None, None, None, s])
-            )
-            cute.copy(atom, source, target)
-        for left, right in ((1, 0), (0, 1), (0, 0)):
-            for s in cutlass.range_constexpr(STEPS):
-                acc = of_steps[None, None, None, s]
-                cute.gemm(mma, acc, a[None, None, None, s, left], b[None, None, None, right, s], acc)
-        for i in cutlass.range_constexpr(4):
-            sums[i] = (of_steps[i] + of_steps[4 + i]) + (of_steps[8 + i] + of_steps[12 + i])
-
-    @cute.jit
     def dot(self, sums, sW1, sZ, row, first, lane):
-        """The first layer's sums, in fp32."""
+        """The first layer's sums of eight positions, in fp32: (4, 1)."""
         z = cute.make_rmem_tensor(2, F32)
         for i in cutlass.range_constexpr(4):
             sums[i] = F32(0.0)
@@ -333,47 +307,70 @@ class FilterRole:
                 sums[i] = cute.math.fma(sW1[row + i // 2 * 8, j], z[i % 2], sums[i])
 
     @cute.jit
-    def activate(self, sums, constants, sH, row, first, lane):
+    def activate(
+        self,
+        sums: cute.Tensor,  # (4, n) fp32: this thread's of n times eight positions
+        constants: cute.Tensor,  # (2, 3) fp32: a row's factor, bias and frequency
+        sH: cute.Tensor,  # (positions, k, part) fp16, written
+        row: I32,  # this thread's first
+        first: I32,  # of the positions
+        lane: I32,
+    ):
         """Sines, as operands, to shared memory.
 
         Rows of k are stored in the order in which the weights' registers have them: four neighbours belong to a thread.
         """
         k = lane // 4
         at = row - k + k % 4 // 2 * 8 + k // 4 * 2 + k % 2
-        for r in cutlass.range_constexpr(2):
-            x = cute.make_rmem_tensor(2, F32)
-            for i in cutlass.range_constexpr(2):
-                total = cute.math.fma(sums[2 * r + i], constants[r, 0], constants[r, 1])
-                x[i] = numerics.sine_of_product(constants[r, 2], total) * F32(SCALE)
-            parts = cute.make_rmem_tensor((2, 2), F16)
-            numerics.split(x, parts[None, 0], parts[None, 1])
-            for part in cutlass.range_constexpr(2):
-                target = cute.local_tile(sH[None, at + 4 * r, part], (2,), (first // 2 + lane % 4,))
-                cute.autovec_copy(parts[None, part], target)
+        for j in cutlass.range_constexpr(sums.shape[1]):
+            for r in cutlass.range_constexpr(2):
+                x = cute.make_rmem_tensor(2, F32)
+                for i in cutlass.range_constexpr(2):
+                    total = cute.math.fma(sums[2 * r + i, j], constants[r, 0], constants[r, 1])
+                    x[i] = numerics.sine_of_product(constants[r, 2], total) * F32(SCALE)
+                parts = cute.make_rmem_tensor((2, 2), F16)
+                numerics.split(x, parts[None, 0], parts[None, 1])
+                for part in cutlass.range_constexpr(2):
+                    target = cute.local_tile(sH[(None, first // 8 + j), at + 4 * r, part], (2,), (lane % 4,))
+                    cute.autovec_copy(parts[None, part], target)
 
     @cute.jit
-    def store(self, sums, constants, mK, sTime, channel, t0, first, length, reciprocal, shift, lane):
+    def store(
+        self,
+        sums: cute.Tensor,  # (4, n) fp32: this thread's of n times eight positions
+        constants: cute.Tensor,  # (2, 3) fp32: a row's factor, bias, and the window's exponent
+        mK: cute.Tensor,  # (D, Lp) fp32, written
+        sTime: cute.Tensor,  # (positions,) fp32: t / (L - 1)
+        channel: I32,  # of this thread's first row
+        t0: I32,
+        first: I32,  # of the positions, which count from t0
+        length: I32,
+        reciprocal: U32,
+        shift: F32,
+        lane: I32,
+    ):
         """Window, bias, and the layout: k[d, t] = h.flat[d L + t], or h[t, d]."""
         c = self.config
         times = cute.make_rmem_tensor(2, F32)
-        p = first + lane % 4 * 2
-        t = t0 + p
-        cute.autovec_copy(cute.local_tile(sTime, (2,), (p // 2,)), times)
         pitch = I32(mK.stride[0])
-        if cutlass.const_expr(c.layout == "transpose"):
-            start = pin(channel * pitch + t)  # of the first row; unpinned, a register of either row counts along
-        for r in cutlass.range_constexpr(2):
-            values = cute.make_rmem_tensor(2, F32)
-            for i in cutlass.range_constexpr(2):
-                window = cute.math.exp2(times[i] * constants[r, 2], fastmath=True) + shift
-                values[i] = cute.math.fma(sums[2 * r + i], window * constants[r, 0], constants[r, 1])
-            for i in cutlass.range_constexpr(2):
-                if cutlass.const_expr(c.layout == "reshape"):
-                    quotient, rest = divided((t + i) * c.width + channel + 8 * r, length, reciprocal)
-                    at = quotient * pitch + rest
-                else:
-                    at = start + (8 * r * pitch + i)
-                store_one_if(t + i < length, values[i], mK.iterator + at.to(U32).to(I64))  # less than 2^32 elements
+        for j in cutlass.range_constexpr(sums.shape[1]):
+            p = first + 8 * j + lane % 4 * 2
+            t = t0 + p
+            cute.autovec_copy(cute.local_tile(sTime, (2,), (p // 2,)), times)
+            if cutlass.const_expr(c.layout == "transpose"):
+                start = pin(channel * pitch + t)  # of the first row; unpinned, a register of either row counts along
+            for r in cutlass.range_constexpr(2):
+                values = cute.make_rmem_tensor(2, F32)
+                for i in cutlass.range_constexpr(2):
+                    window = cute.math.exp2(times[i] * constants[r, 2], fastmath=True) + shift
+                    values[i] = cute.math.fma(sums[2 * r + i, j], window * constants[r, 0], constants[r, 1])
+                for i in cutlass.range_constexpr(2):
+                    if cutlass.const_expr(c.layout == "reshape"):
+                        quotient, rest = divided((t + i) * c.width + channel + 8 * r, length, reciprocal)
+                        at = quotient * pitch + rest
+                    else:
+                        at = start + (8 * r * pitch + i)
+                    store_one_if(t + i < length, values[i], mK.iterator + at.to(U32).to(I64))  # less than 2^32 elements
 
     @cute.jit
     def positions(self, mZ, sZ, sTime, t0, length, norm_len, thread):
@@ -412,7 +409,7 @@ def copy_words(weights, unit: cute.Pointer, lane: I32):
 @cute.jit
 def take_records(constants, unit: cute.Pointer, lane: I32):
     """Of this thread's two rows."""
-    record = cute.make_rmem_tensor((RECORD, 2), F32)
+    record = cute.make_rmem_tensor((FILTER_RECORD, 2), F32)
     for r in cutlass.range_constexpr(2):
         cute.autovec_copy(record_of(unit, lane // 4 + 8 * r), record[None, r])
         for i in cutlass.range_constexpr(3):
@@ -465,8 +462,8 @@ def inverse_in_double(n: I32):
 class FilterKernel:
     """The filter alone: a launch that converts the weights, and one with a block for each task."""
 
-    def __init__(self, config: Filter):
-        self.role, self.weights = FilterRole(config), FilterWeightsRole(config)
+    def __init__(self, config: Filter, arch: str):
+        self.role, self.weights = FilterRole(config, arch), FilterWeightsRole(config)
 
     @cute.jit
     def __call__(
@@ -557,5 +554,5 @@ def compile_filter(config: Filter, arch: str):
     scalars = [I32(1), I32(1), F32(0.05)]
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     return cute.compile(
-        FilterKernel(config), *filter_arguments(config), *scalars, stream, options=compile_options(arch)
+        FilterKernel(config, arch), *filter_arguments(config), *scalars, stream, options=compile_options(arch)
     )

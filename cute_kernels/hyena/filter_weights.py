@@ -1,4 +1,4 @@
-"""The implicit filter's weights as operands of mma.sync, in the order in which its threads hold them.
+"""The implicit filter's weights as operands of the tensor core, in the order in which threads hold them.
 
 A product of the filter takes both operands in two fp16 parts. A unit is 16 rows of weights, a warp's in a product; the
 units of the second layer come first, then the third's, then the last's. A lane has 32 words of it, in vectors of four:
@@ -15,15 +15,14 @@ import cutlass.cute as cute
 from cute_kernels.device.math import LOG2_E
 from cute_kernels.hyena import numerics
 from cute_kernels.hyena.config import Filter
+from cute_kernels.hyena.workspace import FILTER_RECORD, ORDER
 
 F16, F32, I32, I64 = cutlass.Float16, cutlass.Float32, cutlass.Int32, cutlass.Int64
-ORDER = Filter.ORDER  # the MLP's width
 STEPS = ORDER // 16  # of k, in a product
 SCALE = 2.0**numerics.TARGET_EXPONENT  # of the activations, which are sines
 VECTORS = 2 * STEPS  # of four words, a lane's of an item
 WORDS = 16 * ORDER  # of a unit
-RECORD = 4  # floats
-UNIT = WORDS + 16 * RECORD  # floats
+UNIT = WORDS + 16 * FILTER_RECORD  # floats
 
 
 class FilterWeightsRole:
@@ -74,7 +73,7 @@ class FilterWeightsRole:
                 for h in cutlass.range_constexpr(2):
                     numerics.split(scaled[None, h, s], operand[None, h, s, r, 0], operand[None, h, s, r, 1])
             if lane % 4 == r:
-                record = cute.make_rmem_tensor(RECORD, F32)
+                record = cute.make_rmem_tensor(FILTER_RECORD, F32)
                 record.fill(0.0)
                 record[0] = back * F32(1.0 / SCALE)
                 record[1] = at_address(bias + I64(row + 8 * r) * 4, 1)[0]
@@ -100,7 +99,7 @@ def words_of(start: cute.Pointer, lane: I32):
 
 def record_of(start: cute.Pointer, row: I32):
     """The record of one of the unit's rows."""
-    return cute.make_tensor(start + cute.assume(WORDS + row * RECORD, divby=4), cute.make_layout(RECORD))
+    return cute.make_tensor(start + cute.assume(WORDS + row * FILTER_RECORD, divby=4), cute.make_layout(FILTER_RECORD))
 
 
 def unit_of(mOperand: cute.Tensor, unit: I32):

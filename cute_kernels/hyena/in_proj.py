@@ -18,6 +18,7 @@ from cute_kernels.hyena import numerics
 from cute_kernels.hyena.arguments import compact, operand_type
 from cute_kernels.hyena.config import ConvertWeights, Filter
 from cute_kernels.hyena.filter_weights import FilterWeightsRole
+from cute_kernels.hyena.workspace import IN_PROJ_RECORD
 
 F32, I32 = cutlass.Float32, cutlass.Int32
 WARPS = 4  # warps of a block
@@ -25,7 +26,6 @@ LANES = 16  # threads of a row
 GRANULE = 32  # channels
 K_TILE = 64  # elements of K of a piece: one 128-byte swizzle row
 TAPS = 3
-RECORD = 8  # floats
 # Bytes of a block, unused: as many blocks as an SM holds would need all of its shared memory, so it is set up for that,
 # and a block of the launch behind fits beside.
 SHARED = 16 * 1024
@@ -114,14 +114,14 @@ class InProjKernel:
                 cute.autovec_copy((lo if part else hi)[None, i], four(to))
         bias = numerics.sum_over(bias, LANES)
         if lane % LANES == 0:
-            values = cute.make_rmem_tensor((4, RECORD // 4), F32)
+            values = cute.make_rmem_tensor((4, IN_PROJ_RECORD // 4), F32)
             values.fill(0.0)
             values[0], values[1] = inverse * F32(1.0 / numerics.normalised_scale(d)), mB[row] + bias
             for i in cutlass.range_constexpr(TAPS):
                 values[2 + i] = mTaps[row, i]
             values[2 + TAPS] = mTb[row]
-            for i in cutlass.range_constexpr(RECORD // 4):
-                cute.autovec_copy(values[None, i], four(mRecords.iterator + (record * RECORD + 4 * i)))
+            for i in cutlass.range_constexpr(IN_PROJ_RECORD // 4):
+                cute.autovec_copy(values[None, i], four(mRecords.iterator + (record * IN_PROJ_RECORD + 4 * i)))
 
 
 def four(start: cute.Pointer):
@@ -133,4 +133,4 @@ def in_proj_arguments(config: ConvertWeights):
     d, p = config.width, config.parts
     read = [compact(F32, d), compact(F32, d), compact(F32, 3 * d, d), compact(F32, 3 * d)]
     read += [compact(F32, 3 * d, TAPS), compact(F32, 3 * d)]
-    return read, [compact(operand_type(config.dtype), p, 3 * d, d), compact(F32, 3 * d, RECORD)]
+    return read, [compact(operand_type(config.dtype), p, 3 * d, d), compact(F32, 3 * d, IN_PROJ_RECORD)]

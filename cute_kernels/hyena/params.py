@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _PARAMS = "HyenaBlockParams"  # where a message says who complains
 FILTER_LAYOUTS = ("reshape", "transpose")
-ORDER = 64  # width of the filter's hidden layers that kernels know
 
 # Every weight by its official name, in the order of the benchmark, with its shape in terms of the block's sizes.
 SHAPES: dict[str, tuple[str | int, ...]] = {

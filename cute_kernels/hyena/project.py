@@ -21,15 +21,16 @@ from cutlass.cute.runtime import make_fake_stream
 from cutlass.tensor_utils import LayoutEnum
 
 from cute_kernels.device.copy import load, store_if
-from cute_kernels.device.math import select
+from cute_kernels.device.math import select, tree_sum
 from cute_kernels.device.pin import block_again, pin
 from cute_kernels.device.product import row_product
 from cute_kernels.hyena import numerics
 from cute_kernels.hyena.arguments import compact, operand_type
 from cute_kernels.hyena.config import Project
 from cute_kernels.hyena.filter import FilterRole, filter_arguments
-from cute_kernels.hyena.in_proj import GRANULE, K_TILE, RECORD, TAPS, InProjKernel, four
+from cute_kernels.hyena.in_proj import GRANULE, K_TILE, TAPS, InProjKernel, four
 from cute_kernels.hyena.weights import WeightsRole, weights_arguments
+from cute_kernels.hyena.workspace import IN_PROJ_RECORD
 from cute_kernels.runtime.kernel import compile_options
 
 F32, I32, I64 = cutlass.Float32, cutlass.Int32, cutlass.Int64
@@ -42,7 +43,7 @@ GROUP_BARRIER = 3  # of the first warpgroup, the next ones follow
 class ProjectKernel:
     def __init__(self, config: Project, arch: str):
         self.config = c = config
-        self.filter, self.weights = FilterRole(c.filter, spare=arch == "sm_90a"), WeightsRole(c.weights)
+        self.filter, self.weights = FilterRole(c.filter, arch), WeightsRole(c.weights)
         self.in_proj = InProjKernel(c.weights, c.filter)
         self.dtype = operand_type(c.dtype)
         self.k_tiles = c.width // K_TILE
@@ -366,17 +367,15 @@ class ProjectKernel:
         tidx = cute.arch.thread_idx()[0]
         lane = tidx % 32
         joined = of_x0 and c.parts == 2  # both parts of a channel of x0, and not two channels
-        # The first of this thread's rows of the product, its channel, and the warpgroup's M tile's first row.
-        row, channel, row0 = 16 * (warp % 4) + lane // 4, 8 * (warp % 4) + lane // 4, I32(0)
+        # This thread's first channel, and the first row of its warpgroup's M tile.
+        channel, row0 = row_of(warp, lane, 8 if joined or not of_x0 else 16), I32(0)
         rows = self.record_rows(of_x0, joined, warp, lane)
         if cutlass.const_expr(not of_x0):
             channel += GRANULE * (warp // 4 - 1)
             row0 = c.x0_rows + 64 * (warp // 4 - 1)
-        elif cutlass.const_expr(not joined):
-            channel = row
         # With 32 channels and one part x0's rows are there twice.
         active = True if cutlass.const_expr(joined or not of_x0) else 16 * (warp % 4) < c.channels
-        record = cute.make_rmem_tensor((RECORD, len(rows)), F32)
+        record = cute.make_rmem_tensor((IN_PROJ_RECORD, len(rows)), F32)
         record.fill(0.0)
 
         slice_ = self.engine.slice(mma_new, tidx % 128)
@@ -397,10 +396,10 @@ class ProjectKernel:
 
     def record_rows(self, of_x0, joined, warp, lane):
         """Where the records of this thread's one or two rows of a product lie, in rows from a slab's first."""
-        row = 16 * (warp % 4) + lane // 4
+        row = row_of(warp, lane, 8 if joined else 16)
         if not of_x0:
             return [(warp // 4 - 1) * (3 * GRANULE) + GRANULE + r for r in (row, row + 8)]
-        rows = (8 * (warp % 4) + lane // 4,) if joined else (row, row + 8)
+        rows = (row,) if joined else (row, row + 8)
         # Granule by granule, as if each had three rows a channel.
         return [r // GRANULE * (3 * GRANULE) + r % GRANULE for r in rows]
 
@@ -409,8 +408,8 @@ class ProjectKernel:
         """The records of this thread's rows, which count from `first`: (8, rows)."""
         if active:
             for r in cutlass.range_constexpr(len(rows)):
-                for i in cutlass.range_constexpr(RECORD // 4):
-                    at = cute.assume((first + rows[r]) * RECORD + 4 * i, divby=4)
+                for i in cutlass.range_constexpr(IN_PROJ_RECORD // 4):
+                    at = cute.assume((first + rows[r]) * IN_PROJ_RECORD + 4 * i, divby=4)
                     cute.autovec_copy(four(mRecords.iterator + at), cute.local_tile(record[None, r], (4,), (i,)))
 
     @cute.jit
@@ -436,12 +435,12 @@ class ProjectKernel:
         """
         d = self.config.width
         some = cute.make_tensor(x.iterator, cute.make_layout(4 if self.config.parts == 1 else cute.size(x)))
-        near = cute.arch.shuffle_sync(tree_sum(some) * F32(1.0 / cute.size(some)), lane & 24)
+        near = cute.arch.shuffle_sync(tree_sum(elements(some)) * F32(1.0 / cute.size(some)), lane & 24)
         x.store(x.load() - near)
         squares = [x[j] * x[j] for j in range(4)]
         for j in cutlass.range_constexpr(4, cute.size(x)):
             squares[j % 4] = cute.math.fma(x[j], x[j], squares[j % 4])
-        sums = [tree_sum(x), (squares[0] + squares[1]) + (squares[2] + squares[3])]
+        sums = [tree_sum(elements(x)), (squares[0] + squares[1]) + (squares[2] + squares[3])]
         for n in cutlass.range_constexpr(3):
             sums = [value + cute.arch.shuffle_sync_bfly(value, offset=4 >> n) for value in sums]
         rest, square = sums[0] * F32(1.0 / d), sums[1] * F32(1.0 / d)
@@ -522,13 +521,14 @@ class ProjectKernel:
                 store_if(16 * i < rest, out[None, 0], start + 16 * i)
 
 
-@cute.jit
-def tree_sum(x):
-    """The sum of a register tensor in pairs: exact where all elements are equal and their number a power of two."""
-    y = [x[i] for i in range(cute.size(x))]
-    while cutlass.const_expr(len(y) > 1):
-        y = [y[i] + y[i + 1] for i in range(0, len(y) - 1, 2)] + y[len(y) // 2 * 2 :]
-    return y[0]
+def elements(x):
+    """A register tensor's numbers."""
+    return [x[i] for i in range(cute.size(x))]
+
+
+def row_of(warp, lane, rows):
+    """The first of a thread's rows of a product, of which each warp of its warpgroup has `rows`."""
+    return rows * (warp % 4) + lane // 4
 
 
 def token_of(n):

@@ -18,6 +18,8 @@ from torch import Tensor
 
 ROW_ALIGN = 8  # tokens: rows of [B, D, L] intermediates are padded to a multiple of it
 ALIGNMENT = 64  # floats, of every piece
+ORDER = 64  # width of the filter's hidden layers that kernels know
+FILTER_RECORD, IN_PROJ_RECORD = 4, 8  # floats that go with a row: see filter_weights.py and in_proj.py
 
 
 def pitch(length: int) -> int:
@@ -26,7 +28,7 @@ def pitch(length: int) -> int:
 
 def filter_operand_shape(width: int) -> tuple[int, int]:
     """Of the filter's weights as operands: the rows of its second, third and last layers, and a record for each."""
-    return 2 * 64 + width, 64 + 4
+    return 2 * ORDER + width, ORDER + FILTER_RECORD
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Constants:
         d, m, p = self.width, self.inner, self.parts
         pieces = {}
         if p:
-            pieces |= {"in_proj": (p, 3 * d, d), "in_proj_records": (3 * d, 8)}
+            pieces |= {"in_proj": (p, 3 * d, d), "in_proj_records": (3 * d, IN_PROJ_RECORD)}
             pieces |= {"out_proj": (p, d, d), "fc1": (p, m, d), "fc2": (p, d, m)}
             pieces |= {"out_proj_scale": (d,), "fc1_scale": (m,), "fc2_scale": (d,), "fc1_norm": (m,)}
             pieces |= {"filter": filter_operand_shape(d)}

@@ -10,6 +10,7 @@ from cute_kernels.hyena.config import Filter
 from cute_kernels.hyena.params import HyenaOptions, HyenaProblem
 from reference import hyena, hyena_inputs
 
+from ..covering import parametrize
 from .cases import poisoned, tensors
 from .helpers import rel_l2
 
@@ -17,27 +18,33 @@ pytest.importorskip("cutlass")
 machine = pytest.importorskip("reference.ptx.machine")
 
 
-@pytest.mark.parametrize("kind", hyena_inputs.SETS)
-@pytest.mark.parametrize("layout", ["reshape", "transpose"])
-@pytest.mark.parametrize(
-    "width, length, tile, split",
-    [
-        (128, 1, 16, 1),
-        (128, 70, 16, 2),
-        (128, 131, 32, 1),
-        (64, 131, 8, 1),
-        (192, 97, 16, 1),
-        (256, 70, 8, 1),
-        (256, 41, 16, 1),
-        (256, 131, 32, 1),
-    ],
+ARCHS = ("sm_90a", "sm_100a")  # whose products differ
+
+
+@parametrize(
+    {
+        "width, length, tile, split": [
+            (128, 1, 16, 1),
+            (128, 70, 16, 2),
+            (128, 131, 32, 1),
+            (64, 131, 8, 1),
+            (192, 97, 16, 1),
+            (256, 70, 8, 1),
+            (256, 41, 16, 1),
+            (256, 131, 32, 1),
+        ],
+        "kind": hyena_inputs.SETS,
+        "layout": ["reshape", "transpose"],
+        "groups": [1, 2],
+        "arch": ARCHS,
+    },
+    together=3,
 )
-@pytest.mark.parametrize("groups", [1, 2])
-def test_filter(kind, layout, width, length, tile, split, groups):
+def test_filter(width, length, tile, split, kind, layout, groups, arch):
     inputs = hyena_inputs.SETS[kind](1, length, width=width, inner=128)
     kernel = Filter(width, 5, layout, True, False, tile, split, groups)
     out = poisoned(width, stages.pitch(length))
-    with machine.ptx_machine("sm_90a"):
+    with machine.ptx_machine(arch):
         k = stages.hyena_filter(tensors(inputs), kernel, length, length, 0.05, out=out)
     assert rel_l2(k[:, :length], hyena.hyena_filter(inputs, length, 0.05, layout)["k"]) < 3e-6
     assert torch.isnan(k[:, length:]).all()
@@ -53,7 +60,8 @@ def test_choice_of_a_filter(width, length):
     assert kernel.split * -(-length // kernel.tile) <= 132 or kernel.tile == 32 or width > 256
 
 
-def test_filter_weights_of_any_magnitude():
+@pytest.mark.parametrize("arch", ARCHS)
+def test_filter_weights_of_any_magnitude(arch):
     """A row of weights is an operand scaled by its own largest: rows of any size, and bad ones stay where they are."""
     inputs = hyena_inputs.stress(1, 20, width=64, inner=128)
     inputs["filter_linear_final_weight"] *= np.logspace(-30, 30, 64, dtype=np.float32)[:, None]
@@ -62,7 +70,7 @@ def test_filter_weights_of_any_magnitude():
     inputs["filter_bias"][:] = 0
     want = hyena.hyena_filter(inputs, 20, 0.05, "transpose")["k"]
     inputs["filter_linear_final_weight"][[3, 40]] = [[np.inf], [np.nan]]
-    with machine.ptx_machine("sm_90a"):
+    with machine.ptx_machine(arch):
         k = stages.hyena_filter(tensors(inputs), Filter(64, 5, "transpose", True, False, 8), 20, 20, 0.05)[:, :20]
     for d in range(64):
         if d in (3, 40):
@@ -71,13 +79,14 @@ def test_filter_weights_of_any_magnitude():
             assert rel_l2(k[d], want[d]) < 1e-5, d
 
 
-def test_filter_of_a_trained_model():
+@pytest.mark.parametrize("arch", ARCHS)
+def test_filter_of_a_trained_model(arch):
     """Stored positions, another length to normalise by, no bias, five bands."""
     inputs = hyena_inputs.stress(1, 40, width=64, inner=128, emb_dim=11)
     options = {"filter_layout": "transpose", "bias_in_filter": False, "norm_len": 90}
     w = tensors(inputs)
     z = np.random.default_rng(3).standard_normal((45, 11)).astype(np.float32)
-    with machine.ptx_machine("sm_90a"):
+    with machine.ptx_machine(arch):
         made = stages.hyena_filter(w, Filter(64, 11, "transpose", False, False), 40, 90, 0.05)
         stored = stages.hyena_filter(w, Filter(64, 11, "transpose", False, True), 40, 90, 0.05, torch.from_numpy(z))
     assert rel_l2(made[:, :40], hyena.hyena_filter(inputs, 40, 0.05, **options)["k"]) < 3e-6
