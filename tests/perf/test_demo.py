@@ -21,10 +21,16 @@ def test_without_a_gpu_every_kernel_is_compiled_and_read(output, monkeypatch):
     assert demo.without_gpu()
     text = output.getvalue()
     assert "4/4" in text
-    assert text.count("sm_90a") == text.count("sm_100a") == 2
-    for name in ("1  test_scale: threads=256\n", "2  test_scale: threads=128\n"):
-        assert name in text
+    assert [line.split()[:3] for line in text.splitlines() if line.lstrip().startswith("Scale")] == [
+        ["Scale", "sm_90a", "2"],
+        ["Scale", "sm_100a", "2"],
+    ]
     assert "…" not in text
+
+
+def test_a_share_of_the_tolerance_has_two_digits():
+    assert demo._share(0.00123) == "0.0012"
+    assert demo._share(float("nan")) == "[red]nan WRONG[/]"
 
 
 def test_on_the_cpu_the_operators_meet_the_bar(output):
