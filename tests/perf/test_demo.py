@@ -4,6 +4,7 @@ import pytest
 from rich.console import Console
 
 from cute_kernels import operators
+from cute_kernels.runtime import cache
 from perf import demo
 
 from ..runtime.kernels import Scale
@@ -26,6 +27,14 @@ def test_without_a_gpu_every_kernel_is_compiled_and_read(output, monkeypatch):
         ["Scale", "sm_100a", "2"],
     ]
     assert "…" not in text
+
+
+def test_a_cache_that_cannot_be_used_is_named(output, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file"))
+    monkeypatch.setattr(operators, "prebuilt_kernels", lambda: [Scale()])
+    assert not demo.without_gpu()
+    assert "for sm_90a failed: [Errno 17] File exists" in output.getvalue()
 
 
 def test_a_share_of_the_tolerance_has_two_digits():
