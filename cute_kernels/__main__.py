@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Annotated
@@ -48,12 +49,7 @@ def _describe(built: build.Built) -> tuple[str, str]:
 
 @app.command("build")
 def build_(
-    out: Annotated[
-        Path,
-        typer.Option(
-            file_okay=False, writable=True, help="Folder for the kernels; $CUTE_KERNELS_ARTIFACTS names it later."
-        ),
-    ],
+    out: Annotated[Path, typer.Option(help="Folder for the kernels; $CUTE_KERNELS_ARTIFACTS names it later.")],
     arch: Annotated[list[str], typer.Option(help=f"Repeatable: {', '.join(arch_.NAMES)}.")],
     jobs: Annotated[
         int, typer.Option(min=1, help="Compilers at a time, of about 0.5 GB each; at most one for each GB of memory.")
@@ -67,8 +63,10 @@ def build_(
             raise typer.BadParameter(str(error), param_hint="--arch") from None
     try:
         out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
     except OSError as error:
-        raise typer.BadParameter(f"{out} can't be made: {error.strerror}", param_hint="--out") from None
+        message = f"{out} can't be a folder for kernels: {error.strerror}"
+        raise typer.BadParameter(message, param_hint="--out") from None
     kernels = operators.prebuilt_kernels()
     count = len(artifacts.pairs(kernels, arch))
     start = time.monotonic()

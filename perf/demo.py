@@ -7,14 +7,12 @@ Blackwell, and what its machine code is made of.
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import sys
-import tempfile
-from pathlib import Path
 
 import torch
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, track
 from rich.table import Table
@@ -102,7 +100,7 @@ def hyena_on_gpu(device: torch.device) -> bool:
 
 def _share(worst: float) -> str:
     """An error as a share of what is allowed."""
-    return f"{worst:.2f}" if worst <= 1 else f"[red]{worst:.2f} WRONG[/]"
+    return f"{worst:.2g}" if worst <= 1 else f"[red]{worst:.4g} WRONG[/]"
 
 
 def segsum_on_cpu() -> bool:
@@ -112,7 +110,7 @@ def segsum_on_cpu() -> bool:
         report = compare.compare(x, mamba_segsum(*x))
     table = Table("output", "elements", "largest error", "error / bar", title="mamba_segsum, one official chunk, CPU")
     for r in report.outputs.values():
-        verdict = f"{r.max_ratio:.2f}" if r.ok else f"[red]{r.wrong} elements WRONG[/]"
+        verdict = _share(r.max_ratio) if r.ok else f"[red]{r.wrong} elements WRONG[/]"
         table.add_row(r.name, f"{r.elements:,}", f"{r.max_error:.2g}", verdict)
     console.print(table)
     return report.ok
@@ -133,40 +131,53 @@ def hyena_on_cpu() -> bool:
 
 
 def without_gpu() -> bool:
-    """Every prebuilt kernel for each architecture: compiled here and now, and read back from its machine code."""
+    """Every prebuilt kernel for each architecture, from the cache or the compiler: what its machine code is."""
     kernels = operators.prebuilt_kernels()
     found = {}
     columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=len(artifacts.pairs(kernels, ARCHS)))
-        for built in artifacts.build_all(kernels, ARCHS, Path(folder), os.cpu_count() or 1):
-            found[built.symbol, built.arch] = device_functions(built)
-            progress.advance(task)
+    try:
+        with Progress(*columns, console=console) as progress:
+            task = progress.add_task("", total=len(artifacts.pairs(kernels, ARCHS)))
+            for built in artifacts.build_all(kernels, ARCHS, None, os.cpu_count() or 1):
+                found[built.symbol, built.arch] = device_functions(built)
+                progress.advance(task)
+    except RuntimeError as error:
+        console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        return False
 
-    console.print("\nPrebuilt kernels:")
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Their machine code")
-    table.caption = "shared: bytes a block; instr, TMA, MMA, local: instructions in all, and of these kinds"
-    table.add_column("", justify="right", no_wrap=True)
-    table.add_column("device function", overflow="fold")
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, title="Prebuilt kernels, by kind: least to most")
+    table.caption = "n: kernels; KB: shared memory of a block; instr: instructions"
+    table.add_column("kernel", no_wrap=True)
     table.add_column("arch", no_wrap=True)
-    for name in ("regs", "stack", "shared", "instr", "TMA", "MMA", "local"):
+    for name in ("n", "regs", "KB", "instr", "TMA", "MMA"):
         table.add_column(name, justify="right", no_wrap=True)
-    good = True
-    for number, kernel in enumerate(kernels, 1):
-        console.print(f"{number:3}  {kernel.operator}: {distinction(kernel, kernels)}", highlight=False)
-        for arch in (arch for arch in ARCHS if arch in kernel.archs):
-            for function in found[kernel.symbol(), arch]:
-                code = function.code
-                clean = code.stack == 0 and code.local_memory == 0
-                good &= clean
-                shared = "?" if function.shared is None else function.shared
-                counts = (code.registers, code.stack, shared, code.instructions, code.tma, code.mma, code.local_memory)
-                table.add_row(str(number), code.name, arch, *map(str, counts), style=None if clean else "red")
-        table.add_section()
+    for kind in dict.fromkeys(map(type, kernels)):
+        for arch in (arch for arch in ARCHS if arch in kind.archs):
+            made = [found[kernel.symbol(), arch] for kernel in kernels if type(kernel) is kind]
+            functions = list(itertools.chain(*made))
+            codes = [f.code for f in functions]
+            shared = [f.shared / 1024 for f in functions if f.shared is not None]
+            ranges = ([c.registers for c in codes], shared, [c.instructions for c in codes], [c.tma for c in codes])
+            mma = sorted({opcode for code in codes for opcode in code.opcodes if opcode.endswith("MMA")})
+            table.add_row(kind.__name__, arch, str(len(made)), *map(_range, ranges), " ".join(mma) or "-")
     console.print(table)
+    good = True
+    for kernel, arch in artifacts.pairs(kernels, ARCHS):
+        if any(function.code.stack or function.code.local_memory for function in found[kernel.symbol(), arch]):
+            good = False
+            console.print(f"[red]{distinction(kernel, kernels)}, {arch}[/]", highlight=False)
     if not good:
-        console.print("[red]A kernel uses its stack or local memory.[/]")
+        console.print("[red]These use their stack or local memory.[/]")
+    console.print("Every one of them: `python -m perf report` writes build/perf.html.", highlight=False)
     return good
+
+
+def _range(values: list[float]) -> str:
+    """Least and most."""
+    if not values:
+        return "?"
+    least, most = (f"{edge(values):.0f}" for edge in (min, max))
+    return least if least == most else f"{least}-{most}"
 
 
 if __name__ == "__main__":

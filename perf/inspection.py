@@ -67,8 +67,8 @@ def block_sizes(ptx: str) -> dict[str, int]:
 
 
 def distinction(kernel: Kernel, kernels: list[Kernel]) -> str:
-    """The fields that tell a kernel from the others of its type."""
+    """Its type, and the fields that tell a kernel from the others of this type."""
     others = [other for other in kernels if type(other) is type(kernel)]
     names = [field.name for field in dataclasses.fields(kernel)]
     differing = [name for name in names if len({getattr(other, name) for other in others}) > 1]
-    return ", ".join(f"{name}={getattr(kernel, name)}" for name in differing)
+    return f"{type(kernel).__name__}({', '.join(f'{name}={getattr(kernel, name)!r}' for name in differing)})"

@@ -172,6 +172,6 @@ def machine_code() -> list[list[str]]:
     prebuilt, rows = operators.prebuilt_kernels(), []
     with Progress(console=console, transient=True) as progress:
         for kernel, arch in progress.track(artifacts.pairs(prebuilt, ARCHS), description="compiling"):
-            label = f"{kernel.operator} {inspection.distinction(kernel, prebuilt)}"
+            label = inspection.distinction(kernel, prebuilt)
             rows += [[label, *f.cells()] for f in inspection.device_functions(cache.get(kernel, arch))]
     return rows

@@ -88,14 +88,15 @@ def test_info_names_what_is_no_folder(variable, tmp_path, monkeypatch):
 def test_build_checks_its_folder_before_it_compiles(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
-    for out, message in (
-        (file, f"'{file}' is a file"),
-        (file / "out", "can't be made: Not a directory"),
-        ("/proc/x", "/proc/x can't be made: No such file or directory"),
+    for out, reason in (
+        (file, "File exists"),
+        (file / "out", "Not a directory"),
+        ("/proc", "No such file or directory"),
+        ("/proc/x", "No such file or directory"),
     ):
         result = run(app, ["build", "--arch", "sm_90a", "--out", str(out)])
         assert result.exit_code == 2
-        assert message in result.output
+        assert f"{out} can't be a folder for kernels: {reason}" in result.output
         assert "compiling" not in result.output
 
 

@@ -84,7 +84,7 @@ class SegsumCluster(Tile):
         ).launch(
             grid=(chunks * self.tasks, 1, 1), block=(key.threads, 1, 1), cluster=(key.cluster, 1, 1), stream=stream,
             # at most 64 registers a thread; naming the carveout keeps the compiler from asking a driver for it
-            min_blocks_per_mp=max(1, 1024 // key.threads), preferred_smem_carveout=100,
+            min_blocks_per_mp=1024 // key.threads, preferred_smem_carveout=100,
         )  # fmt: skip
 
     def float_layouts(self):

@@ -17,15 +17,16 @@ BLOCK = 16  # neighbouring columns whose elements of L and M go through the same
 MOST_IN_ONE_LAUNCH = 12  # chunks of 16 heads and 256 steps: beyond, scans that are made once cost less
 MOST_PER_GROUP = 16  # and where G is not repeated for every head
 MOST_HEADS_IN_ONE_LAUNCH = 16  # more were not measured
-ONE_LAUNCH = (  # up to so many of them: rows of a tile, blocks of a cluster, threads, zeros before dt
-    (1, 16, 4, 512, True),
-    (2, 8, 2, 512, False),
-    (3, 16, 4, 512, False),
-    (4, 16, 2, 512, False),
-    (6, 16, 4, 512, False),  # where two blocks of the next kind would share a few of the SMs
-    (MOST_PER_GROUP, 16, 2, 512, False),
-    (MOST_PER_GROUP, 16, 4, 512, False),
+ONE_LAUNCH = (  # up to so many of them: rows of a tile, blocks of a cluster, zeros before dt
+    (1, 16, 4, True),
+    (2, 8, 2, False),
+    (3, 16, 4, False),
+    (4, 16, 2, False),
+    (6, 16, 4, False),  # where two blocks of the next kind would share a few of the SMs
+    (MOST_PER_GROUP, 16, 2, False),
+    (MOST_PER_GROUP, 16, 4, False),
 )
+THREADS_IN_ONE_LAUNCH = 512
 MOST_OF_GROUPS = 4  # chunks in one launch where there are several groups: a product is taken apart by them
 
 
@@ -76,15 +77,16 @@ class SegsumConfig:
         cls, chunk_size: int, num_heads: int, n_groups: int, d_state: int, num_chunks: int, most: float
     ) -> Iterator[SegsumConfig]:
         """Tiles for clusters whose blocks share the scan, the best first: of those that fit."""
-        work = num_chunks * chunk_size / 256 * max(1.0, num_heads * chunk_size / (16 * 256))
+        work = num_chunks * chunk_size / 256
         if work > most or num_heads > MOST_HEADS_IN_ONE_LAUNCH or n_groups > MAX_GROUPS_IN_TASK:
             return
-        for up_to, tile_i, cluster, threads, zeros_first in ONE_LAUNCH:
+        for up_to, tile_i, cluster, zeros_first in ONE_LAUNCH:
             fits = (
                 chunk_size // cluster >= PIECE and num_heads % cluster == 0 and (tile_i == 16 or k_tile(d_state) == 64)
             )
             if work <= up_to and fits:
-                config = cls(tile_i, chunk_size // cluster, num_heads, threads, cluster, zeros_first)
+                tile_j = chunk_size // cluster
+                config = cls(tile_i, tile_j, num_heads, THREADS_IN_ONE_LAUNCH, cluster, zeros_first)
                 if config.shared_bytes(chunk_size, n_groups, d_state) <= SHARED_BYTES:
                     yield config
 

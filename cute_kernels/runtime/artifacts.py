@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cute_kernels.runtime import build, toolchain
+from cute_kernels.runtime import build, cache, toolchain
 from cute_kernels.runtime.build import Built
 from cute_kernels.runtime.fingerprint import fingerprint, sources
 from cute_kernels.runtime.kernel import Kernel
@@ -59,8 +59,8 @@ def pairs(kernels: Iterable[Kernel], archs: Iterable[str]) -> list[tuple[Kernel,
     return [(kernel, arch) for kernel in kernels for arch in archs if arch in kernel.archs]
 
 
-def build_all(kernels: Iterable[Kernel], archs: Iterable[str], out: Path, jobs: int) -> Iterator[Built]:
-    """Compiles every kernel for every architecture into `out`; yields each as it is done.
+def build_all(kernels: Iterable[Kernel], archs: Iterable[str], out: Path | None, jobs: int) -> Iterator[Built]:
+    """Compiles every kernel for every architecture into `out` (None: the cache); yields each as it is done.
 
     In `jobs` processes, but no more than there are kernels, or GB of memory. What is there already, made from the same
     sources by the same toolchain, is left as it is. RuntimeError names the first kernel that failed; those not yet
@@ -91,11 +91,13 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _build_one(kernel: Kernel, arch: str, out: Path) -> Built:
-    built = Built(out, kernel.symbol(), arch)
-    if built.intact(*build.FILES) and built.read_metadata().get("fingerprint") == fingerprint(kernel):
-        return built
+def _build_one(kernel: Kernel, arch: str, out: Path | None) -> Built:
     try:
+        if out is None:
+            return cache.get(kernel, arch)
+        built = Built(out, kernel.symbol(), arch)
+        if built.intact(*build.FILES) and built.read_metadata().get("fingerprint") == fingerprint(kernel):
+            return built
         return build.build(kernel, arch, out)
     except Exception as error:
         raise RuntimeError(f"{kernel} for {arch} failed: {error}") from error

@@ -4,6 +4,7 @@ import pytest
 from rich.console import Console
 
 from cute_kernels import operators
+from cute_kernels.runtime import cache
 from perf import demo
 
 from ..runtime.kernels import Scale
@@ -21,10 +22,24 @@ def test_without_a_gpu_every_kernel_is_compiled_and_read(output, monkeypatch):
     assert demo.without_gpu()
     text = output.getvalue()
     assert "4/4" in text
-    assert text.count("sm_90a") == text.count("sm_100a") == 2
-    for name in ("1  test_scale: threads=256\n", "2  test_scale: threads=128\n"):
-        assert name in text
+    assert [line.split()[:3] for line in text.splitlines() if line.lstrip().startswith("Scale")] == [
+        ["Scale", "sm_90a", "2"],
+        ["Scale", "sm_100a", "2"],
+    ]
     assert "…" not in text
+
+
+def test_a_cache_that_cannot_be_used_is_named(output, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file"))
+    monkeypatch.setattr(operators, "prebuilt_kernels", lambda: [Scale()])
+    assert not demo.without_gpu()
+    assert "for sm_90a failed: [Errno 17] File exists" in output.getvalue()
+
+
+def test_a_share_of_the_tolerance_has_two_digits():
+    assert demo._share(0.00123) == "0.0012"
+    assert demo._share(float("nan")) == "[red]nan WRONG[/]"
 
 
 def test_on_the_cpu_the_operators_meet_the_bar(output):

@@ -22,4 +22,4 @@ def test_block_sizes_are_read_from_ptx():
 
 def test_a_kernel_is_told_by_the_fields_that_differ():
     kernels = [Scale(), Scale(threads=128)]
-    assert inspection.distinction(kernels[1], kernels) == "threads=128"
+    assert inspection.distinction(kernels[1], kernels) == "Scale(threads=128)"

@@ -47,7 +47,7 @@ def test_the_page_stands_alone_and_has_everything(stored, tmp_path, monkeypatch)
         "B200 predicted us",
         "Predicting each H200 case from the others is off by 0%",
         "sm_100a",
-        "threads=128",
+        "Scale(threads=128)",
         "abc1234",
     ):
         assert part in text, part

@@ -1,5 +1,7 @@
 import json
+import os
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -133,7 +135,10 @@ def test_workers_end_with_their_parent(start, tmp_path):
     deadline = time.monotonic() + 30
     while any(worker.exists() for worker in workers) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(worker.exists() for worker in workers)
+    left = [worker.name for worker in workers if worker.exists()]
+    for pid in left:
+        os.kill(int(pid), signal.SIGKILL)
+    assert not left
 
 
 def test_a_driver_that_is_too_old_is_named(shipped, monkeypatch):
