@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from cute_kernels.runtime import artifacts
 from cute_kernels.runtime.build import Built
 from cute_kernels.runtime.inspect import MachineCode, machine_code
 from cute_kernels.runtime.kernel import Kernel
@@ -54,6 +59,19 @@ def device_functions(built: Built) -> list[DeviceFunction]:
         DeviceFunction(built.arch, code, dynamic.get(code.name), threads.get(code.name))
         for code in machine_code(built.cubin)
     ]
+
+
+def prebuilt_functions(
+    kernels: list[Kernel], archs: tuple[str, ...], console: Console
+) -> dict[tuple[str, str], list[DeviceFunction]]:
+    """Those of each kernel by symbol and architecture, from the cache or the compiler. RuntimeError where it fails."""
+    found = {}
+    columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        made = artifacts.build_all(kernels, archs, None, os.cpu_count() or 1)
+        for built in progress.track(made, total=len(artifacts.pairs(kernels, archs))):
+            found[built.symbol, built.arch] = device_functions(built)
+    return found
 
 
 def block_sizes(ptx: str) -> dict[str, int]:

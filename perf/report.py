@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
 from perf import cases, counts, inspection, model, ncu, pages, plot, tables
 from perf.runs import FOLDER, Run, machine_text
@@ -167,11 +166,11 @@ def _times_on_h200(found: dict, runs: list[Run]) -> dict[str, float]:
 def machine_code() -> list[list[str]]:
     """The prebuilt kernels' device functions on each architecture, compiled where the cache lacks them."""
     from cute_kernels import operators
-    from cute_kernels.runtime import artifacts, cache
+    from cute_kernels.runtime import artifacts
 
     prebuilt, rows = operators.prebuilt_kernels(), []
-    with Progress(console=console, transient=True) as progress:
-        for kernel, arch in progress.track(artifacts.pairs(prebuilt, ARCHS), description="compiling"):
-            label = inspection.distinction(kernel, prebuilt)
-            rows += [[label, *f.cells()] for f in inspection.device_functions(cache.get(kernel, arch))]
+    found = inspection.prebuilt_functions(prebuilt, ARCHS, console)
+    for kernel, arch in artifacts.pairs(prebuilt, ARCHS):
+        label = inspection.distinction(kernel, prebuilt)
+        rows += [[label, *function.cells()] for function in found[kernel.symbol(), arch]]
     return rows

@@ -1,8 +1,7 @@
 """compute-sanitizer over every operator, on a GPU: `python -m tests.sanitizer [CASE ...]`.
 
 Runs each of the four tools on each small case, a process each, as many at once as there are processors; the cases
-reach the kernels of every call, if not those of prepared weights, of a filter alone and of 32768 points. Prints what a
-tool reports as soon as it is done with a case.
+reach the kernels of every call. Prints what a tool reports as soon as it is done with a case.
 """
 
 from __future__ import annotations
@@ -36,10 +35,23 @@ def segsum(g_layout: str, **shape: int) -> None:
     cute_kernels.mamba_segsum(x.dt, x.A_log, x.B, x.C, g_layout=g_layout)
 
 
-def block(batch: int, length: int, precision: str) -> None:
+def hyena(batch: int, length: int) -> tuple[torch.Tensor, cute_kernels.HyenaBlockParams]:
     w = {name: torch.from_numpy(array).cuda() for name, array in hyena_inputs.stress(batch, length).items()}
-    x = w.pop("hidden_states")
-    cute_kernels.hyena_block(x, cute_kernels.HyenaBlockParams(**w), precision=precision)
+    return w.pop("hidden_states"), cute_kernels.HyenaBlockParams(**w)
+
+
+def block(batch: int, length: int, precision: str) -> None:
+    x, params = hyena(batch, length)
+    cute_kernels.hyena_block(x, params, precision=precision)
+
+
+def prepared_block(batch: int, length: int, precision: str) -> None:
+    x, params = hyena(batch, length)
+    cute_kernels.hyena_block(x, params.prepare(seq_len=length, precision=precision))
+
+
+def hyena_filter(length: int) -> None:
+    cute_kernels.hyena_filter(hyena(1, length)[1], length)
 
 
 def conv(length: int) -> None:
@@ -58,7 +70,9 @@ CASES |= {
     f"block-{batch}x{length}-{precision}": functools.partial(block, batch, length, precision)
     for (batch, length), precision in itertools.product([(1, 131), (2, 541), (33, 131)], ("highest", "high", "medium"))
 }  # 33 x 131: more tokens than one wave of clusters has
-CASES |= {f"conv-{length}": functools.partial(conv, length) for length in (3, 131, 997, 4099, 16384)}
+CASES["block-2x541-high-prepared"] = functools.partial(prepared_block, 2, 541, "high")
+CASES["filter-541"] = functools.partial(hyena_filter, 541)
+CASES |= {f"conv-{length}": functools.partial(conv, length) for length in (3, 131, 997, 4099, 16384, 32768)}
 
 
 def check(tool: str, case: str) -> tuple[bool, str]:

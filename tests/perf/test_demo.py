@@ -37,6 +37,16 @@ def test_a_cache_that_cannot_be_used_is_named(output, monkeypatch, tmp_path):
     assert "for sm_90a failed: [Errno 17] File exists" in output.getvalue()
 
 
+@pytest.mark.parametrize(("good", "last"), [(True, "Shown: through PyTorch"), (False, "Something is wrong")])
+def test_it_ends_with_what_it_has_shown(good, last, output, monkeypatch):
+    monkeypatch.setattr(demo, "_supported_device", lambda: None)
+    for part in ("segsum_on_cpu", "hyena_on_cpu"):
+        monkeypatch.setattr(demo, part, lambda: True)
+    monkeypatch.setattr(demo, "without_gpu", lambda: good)
+    assert demo.main() == (0 if good else 1)
+    assert output.getvalue().split("\n\n")[-1].startswith(last)
+
+
 def test_a_share_of_the_tolerance_has_two_digits():
     assert demo._share(0.00123) == "0.0012"
     assert demo._share(float("nan")) == "[red]nan WRONG[/]"
