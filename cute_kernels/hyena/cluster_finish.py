@@ -392,7 +392,7 @@ class ClusterFinishKernel:
                 rows.add_scaled(r, cute.make_tensor(mine.iterator, per_token), scale2, bias2)
                 if cutlass.const_expr(c.copies > 1):
                     rows.store_tokens(r, mOut, token0, tidx)
-        if cutlass.const_expr(c.copies == 1):
+        if cutlass.const_expr(c.copies == 1):  # one g is this block's, for every thread
             rows.store_tokens(r, mOut, token0, tidx)
 
     @cute.jit

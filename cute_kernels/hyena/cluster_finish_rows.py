@@ -42,7 +42,7 @@ def token_of(tidx: I32, j: cutlass.Constexpr):
 
 
 def copy_of(tidx: I32, copies: int):
-    """Which of the blocks with the same tokens makes the output of this thread's: the lanes' pairs are divided."""
+    """Which of the blocks with the same tokens makes this thread's output: four lanes' pairs are dealt out in order."""
     return 0 if copies == 1 else tidx % 4 // (4 // copies)
 
 
@@ -106,8 +106,9 @@ def load_convolved(
     tokens: I32,
     tidx: I32,
 ):
-    """Of one token in each 8, neighbouring channels; 0 where the operator doesn't reach. Beyond the last, the last.
+    """Of one token in each 8, neighbouring channels; 0 where the operator doesn't reach.
 
+    A token beyond the last reads the last one's, and its output is never stored.
     No branch, because the compiler would put what waits for earlier loads in front of it.
     """
     per = cute.size(out, mode=[0])
@@ -292,8 +293,8 @@ def activate(
 
 
 def place_of(tidx: I32, sSums: cute.Tensor):
-    """A thread's place in sSums, among those of its block's share of the lanes."""
-    lanes = 4 * cute.size(sSums, mode=[1]) // THREADS  # of 4
+    """A thread's place in sSums: its index among those whose tokens' output the same block makes."""
+    lanes = 4 * cute.size(sSums, mode=[1]) // THREADS  # of each four, that one block has
     return tidx // 4 * lanes + tidx % lanes
 
 

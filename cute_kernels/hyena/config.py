@@ -58,7 +58,7 @@ class Finish(HyenaKernel):
     width: int
     inner: int
 
-    operands_older: ClassVar[bool] = False  # than the launch in front: nothing needs to wait for them
+    operands_older: ClassVar[bool] = False  # than the launch in front, and read before the wait for it
     tile: ClassVar[int] = 64  # tokens
     box: ClassVar[int] = 64  # rows of weights, and elements of K, of one load
     consumers: ClassVar[int] = 256  # threads of the two warpgroups that compute
@@ -147,7 +147,7 @@ class ClusterFinish(HyenaKernel):
     tokens: int  # of a block
     copies: int = 1  # blocks with the same tokens
 
-    operands_older: ClassVar[bool] = False  # than the launch in front: nothing needs to wait for them
+    operands_older: ClassVar[bool] = False  # than the launch in front, and read before the wait for it
     box: ClassVar[tuple[int, int]] = (128, 64)  # rows of weights, and elements of K, of one load
     consumers: ClassVar[int] = 256  # threads of the two warpgroups that compute, each with half of a box's rows
 
@@ -168,7 +168,7 @@ class ClusterFinish(HyenaKernel):
 
     @classmethod
     def for_shape(cls, precision: str, width: int, inner: int, tokens: int, sm_count: int) -> ClusterFinish | None:
-        """The smallest tile whose blocks all run at once. None where `Finish` is faster: for many tokens."""
+        """The first choice whose clusters all run at once. None where `Finish` is faster: for many tokens."""
         chosen = Precision.named(precision)
         few = ((8, 8, 4), (8, 8, 2), (4, 8, 1))
         for split, own, copies in (*few, *((2, own, 1) for own in range(8, 33, 8))):
@@ -641,7 +641,7 @@ class _WithConstants:
 
 
 class _AfterMix(_WithConstants):
-    operands_older: ClassVar[bool] = True  # the long convolution starts this launch behind the end of the first
+    operands_older: ClassVar[bool] = True  # mix starts this launch behind the end of project, which made them
 
     def compile(self, arch: str) -> Any:
         from cute_kernels.hyena import launches

@@ -72,7 +72,7 @@ class FewRowsConvKernel(TeamPasses):
         layout = cute.make_layout((2, self.slots, 1 + self.rows), stride=(1, 2, 2 * self.slots))
         points = smem.allocate_tensor(F32, layout, byte_alignment=16)
         cute.arch.griddepcontrol_wait()
-        # The first launch has ended: the next one, which waits for this, need not wait for what that made.
+        # project's launch has ended: the next one, which waits for this, need not wait for what that made.
         if mU.shape[0] * mU.shape[2] <= c.EARLY_TOKENS:
             cute.arch.griddepcontrol_launch_dependents()
 

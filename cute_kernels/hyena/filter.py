@@ -53,7 +53,7 @@ class FilterRole:
 
     def __init__(self, config: Filter, arch: str):
         self.config, self.product = config, filter_product(arch, config.tile)
-        self.spare = arch == "sm_90a"  # registers, for a few instructions more
+        self.saves_registers = arch == "sm_90a"  # makes values again that it could keep
         bands = (config.emb_dim - 1) // 2
         self.frequencies = [float(f) for f in np.linspace(1e-4, bands - 1, bands, dtype=np.float32)]
 
@@ -250,7 +250,7 @@ class FilterRole:
                 elif item == 3 and group == 1:
                     meet(FIRST + 1, GROUP)
                 # made again what a register would hold for the next turn
-                again = pin(thread) if cutlass.const_expr(self.spare) else thread
+                again = pin(thread) if cutlass.const_expr(self.saves_registers) else thread
                 channel = channel0 + ORDER * (item - 2) + row_of(again)
                 for first in cutlass.range(0, c.tile, columns, unroll=1):
                     self.product.multiply(sums, weights, sH[None, None, None, 0], first, lane)

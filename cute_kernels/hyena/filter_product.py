@@ -62,9 +62,9 @@ class WgmmaProduct:
         shape = mma.partition_shape_C((64, self.columns))
         acc = [cute.make_rmem_tensor(shape, F32) for _ in range(self.accumulators)]
         warpgroup.fence()
-        for left, right in PRODUCTS:
+        for n, (left, right) in enumerate(PRODUCTS):
             for s in cutlass.range_constexpr(STEPS):
-                one, fresh = acc[s % self.accumulators], left == LOW and s < self.accumulators
+                one, fresh = acc[s % self.accumulators], n == 0 and s < self.accumulators
                 mma.set(warpgroup.Field.ACCUMULATE, not fresh)
                 b = cute.append_ones(fB[None, first // self.columns, s, right])
                 cute.gemm(mma, one, fA[None, None, s, left], b, one)

@@ -57,6 +57,7 @@ def test_choice_of_a_filter(width, length):
     kernel = Filter.for_shape(width, 5, "reshape", True, False, length, 132)
     assert width % kernel.split == 0
     assert kernel.channels <= 256
+    assert (kernel.tile == 32) is (length > 16 * 132)
     assert kernel.split * -(-length // kernel.tile) <= 132 or kernel.tile == 32 or width > 256
 
 

@@ -144,9 +144,9 @@ def test_prepared():
     made, _ = project(inputs, kernel_for("high", 64))
     constants = made.k, *vars(made.operands).values()
     before = [t.clone() for t in constants]
-    poisoned = {name: np.full_like(array, np.nan) for name, array in inputs.items()}
-    poisoned["hidden_states"] = inputs["hidden_states"]
-    again, _ = project(poisoned, kernel_for("high", 64), prepared=(made.k, made.operands))
+    without_weights = {name: np.full_like(array, np.nan) for name, array in inputs.items()}
+    without_weights["hidden_states"] = inputs["hidden_states"]
+    again, _ = project(without_weights, kernel_for("high", 64), prepared=(made.k, made.operands))
     assert again.k is made.k and again.operands is made.operands
     for now, was in zip(constants, before, strict=True):
         assert torch.equal(now.view(torch.uint8), was.view(torch.uint8))
