@@ -158,6 +158,8 @@ class ClusterFinish(HyenaKernel):
             raise ValueError(f"split must be 2, 4 or 8, got {self.split}")
         if self.copies not in (1, 2, 4) or self.copies >= self.split:
             raise ValueError(f"copies must be 1, 2 or 4, and less than the split, {self.split}, got {self.copies}")
+        if self.copies > 1 and self.tokens != 8:
+            raise ValueError(f"tokens must be 8 with {self.copies} copies, got {self.tokens}")
         if self.tokens % 8 or not 8 <= self.tokens <= 32 or self.tile > 64:
             raise ValueError(
                 "tokens must be a multiple of 8 up to 32, and a tile at most 64, "
